@@ -11,6 +11,7 @@ This is the private API of torch that the ops use in addition to `symm_overlap._
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -57,7 +58,29 @@ def _kernel() -> Any:
             super().__post_init__()
             self.inputs = _Arguments(self.inputs)
 
+        # To estimate how long a collective takes on a GPU, Inductor expects the group's name as the last constant.
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            texts = [each for each in self.constant_args if isinstance(each, str)]
+            op: Any = self.op_overload
+            names = [each.name for each in op._schema.arguments if str(each.type) == "str"]
+            self.constant_args = _Constants(self.constant_args, texts[names.index("group_name")])
+
     return OverlapKernel
+
+
+class _Constants(tuple[Any, ...]):
+    """A tuple in which the index -1 means another item than the last one."""
+
+    _other: Any
+
+    def __new__(cls, items: Iterable[Any], other: Any) -> _Constants:
+        self = super().__new__(cls, items)
+        self._other = other
+        return self
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._other if index == -1 else super().__getitem__(index)
 
 
 class _Arguments(list[Any]):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ._torch import PASS_OPTION, configured_pass, set_pass, with_pass
+from ._torch import PASS_OPTION, configured_pass, options_of, pads, set_pass, with_pass
 from .cached import report
 from .choices import Choices, checked_settings
 from .custom_pass import NotFusedError, OverlapPass
@@ -45,6 +45,7 @@ def options(
         compiled = torch.compile(model, options=symm_overlap.inductor.options())
 
     A pass that is configured already (``torch._inductor.config.post_grad_custom_pre_pass``) still runs, and runs first.
+    Inductor does not pad the sizes of matmuls (``shape_padding``), which on GPUs it decides on each rank by measuring.
 
     Args:
         strict: raise `NotFusedError` if a collective beside a matmul cannot be fused, or if a graph has none.
@@ -58,8 +59,7 @@ def options(
     Raises:
         ValueError, TypeError: a setting is out of its range.
     """
-    settings = checked_settings(path, chunks, streams, timeout, lane)
-    return {PASS_OPTION: _new_pass(Choices(strict, small, settings))}
+    return options_of(_new_pass(Choices(strict, small, checked_settings(path, chunks, streams, timeout, lane))))
 
 
 @contextmanager
@@ -88,11 +88,11 @@ def disable() -> None:
     """Undo `enable`. Graphs that are compiled already stay as they are."""
     before = configured_pass()
     if isinstance(before, OverlapPass):
-        set_pass(before.before)
+        set_pass(before.before, padding=before.padding)
 
 
 def _new_pass(choices: Choices) -> OverlapPass:
     before = configured_pass()
     if isinstance(before, OverlapPass):  # set by enable() or by an outer block; a second pass would find nothing
-        before = before.before
-    return OverlapPass(choices, before)
+        return OverlapPass(choices, before.before, before.padding)
+    return OverlapPass(choices, before, pads())

@@ -29,6 +29,8 @@ __all__ = [
     "get_hash_for_files",
     "groups",
     "known",
+    "options_of",
+    "pads",
     "run_after_compilations",
     "set_pass",
     "stable_topological_sort",
@@ -44,15 +46,32 @@ PASS_OPTION = "post_grad_custom_pre_pass"
 AnyPass = Callable[[Graph], Any]
 
 
+_PADDING = "shape_padding"
+"""Inductor's option for padding the sizes of matmuls on GPUs. Inductor does so before the pass, which would then find
+padded matmuls. It also decides by a measurement on each rank, so the graphs of the ranks may differ.
+"""
+
+
+def options_of(custom_pass: AnyPass) -> dict[str, Any]:
+    """Return Inductor's options for the pass."""
+    return {PASS_OPTION: custom_pass, _PADDING: False}
+
+
 def configured_pass() -> AnyPass | None:
     """Return the pass that is set for the whole program, or None."""
     found: AnyPass | None = getattr(inductor_config, PASS_OPTION)
     return found
 
 
-def set_pass(custom_pass: AnyPass | None) -> None:
-    """Set the pass for the whole program."""
+def pads() -> bool:
+    """Return whether Inductor may pad matmuls in the whole program."""
+    return bool(getattr(inductor_config, _PADDING))
+
+
+def set_pass(custom_pass: AnyPass | None, *, padding: bool = False) -> None:
+    """Set the pass, and whether Inductor may pad matmuls, for the whole program."""
     setattr(inductor_config, PASS_OPTION, custom_pass)
+    setattr(inductor_config, _PADDING, padding)
 
 
 @contextmanager
@@ -63,7 +82,7 @@ def with_pass(custom_pass: AnyPass) -> Iterator[None]:
     perhaps after the block.
     """
     with (
-        inductor_config.patch({PASS_OPTION: custom_pass}),
+        inductor_config.patch(options_of(custom_pass)),
         functorch_config.patch(force_non_lazy_backward_lowering=True),
     ):
         yield

@@ -35,10 +35,11 @@ class OverlapPass(CustomGraphPass):
     Args:
         choices: the user's choices.
         before: the user's own pass, which runs first.
+        padding: whether Inductor padded matmuls before the pass was set.
     """
 
-    def __init__(self, choices: Choices, before: AnyPass | None = None) -> None:
-        self.choices, self.before = choices, before
+    def __init__(self, choices: Choices, before: AnyPass | None = None, padding: bool = True) -> None:
+        self.choices, self.before, self.padding = choices, before, padding
 
     def __call__(self, graph: Graph) -> None:
         """Replace the collectives and matmuls of a graph that can be fused, and add the outcome to the report.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._functorch import config as functorch_config
+from torch._inductor import comm_analysis
 from torch._inductor import config as inductor_config
+from torch._inductor.utils import is_collective
 
 import symm_overlap
 from tests.ranks import Pool, Rank
@@ -30,14 +33,23 @@ def in_one_order(me: Rank) -> None:
         sums = [
             symm_overlap.matmul_all_reduce(x.cos(), w, "sum", me.group) for x, w in zip(inputs, weights, strict=True)
         ]
+        gathered = symm_overlap.all_gather_matmul(inputs[0], [weights[0]], 0, me.group, return_A=False)[1][0]
         own = [one.view(-1, 64).cos() @ total for one, total in zip(mine, sums, strict=True)]
-        return [one.sum(0) + total.sum() for one, total in zip(own[::-1], sums, strict=True)]
+        return [gathered.sum(), *(one.sum(0) + total.sum() for one, total in zip(own[::-1], sums, strict=True))]
 
     expected = program(mine, weights)
+    sizes: list[int] = []
+
+    def noted(nodes: list[Any]) -> list[Any]:
+        """Ask for what Inductor wants to know on a GPU, to estimate how long a collective takes."""
+        sizes.extend(comm_analysis.get_collective_group_size(each.node) for each in nodes if is_collective(each.node))
+        return nodes
+
     caches = inductor_config.patch(fx_graph_cache=False), functorch_config.patch(enable_autograd_cache=False)
-    with caches[0], caches[1]:
+    with caches[0], caches[1], inductor_config.patch(_pre_fusion_custom_pass=noted):
         found = torch.compile(program, fullgraph=True, dynamic=False)(mine, weights)
     torch.testing.assert_close(found, expected)
+    assert sizes == [me.world] * 5
 
 
 def test_ranks_with_other_sizes_make_the_same_calls(ranks: Pool) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -15,7 +16,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from symm_overlap import _C
+from symm_overlap import _C, inductor
 from symm_overlap._torch import resolve_group
 from symm_overlap.collective.chooser import _choose
 from symm_overlap.collective.problem import problem
@@ -162,3 +163,22 @@ def test_gpus_are_asked_until_the_group_knows_those_of_all_ranks_and_no_context_
             assert known_of_groups() == (f"{group} of 8 ranks: {['NVIDIA B200']}, []",)
     finally:
         memory_operations._has_memory_operations.cache_clear()
+
+
+def test_graphs_do_not_depend_on_measurements_of_a_rank() -> None:
+    """On GPUs, Inductor measures whether padding a matmul pays off, and the pass would find other matmuls."""
+    config: Any = torch._inductor.config
+    assert config.shape_padding
+    assert inductor.options()["shape_padding"] is False
+    with inductor.enabled():
+        assert not config.shape_padding
+    assert config.shape_padding
+    inductor.enable()
+    inductor.enable(strict=True)
+    assert not config.shape_padding
+    inductor.disable()
+    assert config.shape_padding
+    with config.patch(shape_padding=False):
+        inductor.enable()
+        inductor.disable()
+        assert not config.shape_padding, "what the program had chosen is back"

@@ -126,11 +126,11 @@ def out_of_memory(me: Rank, lane: int) -> None:
 def _no_room_once(real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     left = [1]
 
-    def receive(self: Wire, nbytes: int, channel: tuple[int, int]) -> torch.Tensor:
+    def receive(self: Wire, nbytes: int, channel: tuple[int, int], *, read: bool = False) -> torch.Tensor:
         if nbytes != c10d_transport._HEADER and left:
             left.pop()
             raise MemoryError("planted")
-        return real(self, nbytes, channel)
+        return real(self, nbytes, channel, read=read)
 
     return receive
 
