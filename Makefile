@@ -46,17 +46,29 @@ CUDA_TREE := build/cuda-tree
 CUDA_MAKE := SYMM_OVERLAP_CUDA=1 $(MAKE) --no-print-directory -C $(CUDA_TREE) VENV=$(CURDIR)/.venv-cuda TORCH="$(TORCH_CUDA)"
 
 # The tests that another version of torch could break. It cannot break plans, kernels of the same Triton, benchmarks,
-# commands and pages. The tests in ANY_TORCH guard the package's own rules (signals, failures, lanes, chooser, schedules),
-# so the run on the first torch is enough for them. The demo combines what other tests show one by one.
+# commands and pages. The tests in ANY_TORCH guard the package's own rules (signals, failures, lanes, chooser, schedules,
+# memory), so the run on the first torch is enough for them. The demo combines what other tests show one by one.
+#
+# TORCH_ELSEWHERE are tests that compute with torch, but with no part of it that the other tests leave out:
+# - Values on every path, kept products and gathered weights: test_torch_integration.py compares the ops with torch's own
+#   and runs opcheck on them, test_fake_group.py has their sizes on every path, and test_autograd.py their gradients.
+# - Sums of scaled matmuls: test_scaled_matmul.py and test_scaled_sums.py call torch's scaled matmul for the same factors.
+# - Programs on which the pass runs: test_patterns.py traces the same ones, and test_models.py has values.
+# - Plans that C++ runs: all calls on the path "pipelined" are such plans.
+# - Pipelined models and values that stages send: test_cut.py traces the same models, test_gradients.py trains pipelines,
+#   and test_pipeline_model.py and test_contract.py do both.
+TORCH_ELSEWHERE := $(patsubst %,collective/test_%.py,gathered_weight kept_products scaled_scatter values) \
+    inductor/test_values.py pipeline/model/test_training.py pipeline/runtime/test_values.py runtime/test_cpu_script.py
 ANY_TORCH := collective/planners pipeline/search \
     $(patsubst %,collective/test_%.py,accesses autotune autotuned_calls chooser_table copying_plans deadline_length \
-        failures fused fused_failures fused_prediction hosts interleavings lane_memory lanes mismatch one_shot prediction \
-        prediction_properties prepare_fused rank_order sliced_matmul) \
-    $(patsubst %,pipeline/test_%.py,cost generators unit_time verify) \
+        errors failures fused fused_failures fused_prediction hosts interleavings lane_memory lanes mismatch one_shot paths \
+        paths_of_ops prediction prediction_properties prepare prepare_fused rank_order sliced_matmul symmetric_input) \
+    $(patsubst %,fsdp/test_%.py,planners slots step_plan) \
+    $(patsubst %,pipeline/test_%.py,cost generators lowering step_plan unit_time verify) \
     $(patsubst %,pipeline/runtime/test_%.py,faults waits) \
-    $(patsubst %,runtime/test_%.py,deadlines epoch_slot host_lane interpreter_exit signal_protocol)
+    $(patsubst %,runtime/test_%.py,deadlines epoch_slot host_lane interpreter_exit launches shared_memory signal_protocol)
 OF_TORCH := -m 'not slow' $(addprefix tests/,collective fsdp inductor nn pipeline runtime) \
-    $(addprefix --ignore=tests/,$(ANY_TORCH))
+    $(addprefix --ignore=tests/,$(ANY_TORCH) $(TORCH_ELSEWHERE))
 
 # The tests of what C++ issues and of what its kernels do. The other GPU tests take four more minutes.
 ON_HOST_GPU := $(addprefix tests/gpu/test_,capture.py collectives.py meetings.py memory_operations.py reduce.py replays.py signals.py)

@@ -43,6 +43,7 @@ from tests.rank_process import COMPILER, Rank, Ranks, Setup
 __all__ = ["Outcome", "Pool", "Rank", "RankError", "Running"]
 
 DEFAULT_ENVIRONMENT = {"SYMM_OVERLAP_CHECK": "1", "GLOO_SOCKET_IFNAME": "lo", **COMPILER}
+PRELOADED = ["tests.preloaded"]
 START_SECONDS = 120.0
 GRACE_SECONDS = 10.0  # time for the other ranks to end once one has failed
 EXIT_SECONDS = 20.0
@@ -51,7 +52,7 @@ MOST_THREADS = 48  # largest number of threads of a rank; it starts with half as
 
 def forks() -> ForkServerContext:
     """Return a context that forks processes from a server that has imported torch. The first use starts the server."""
-    multiprocessing.set_forkserver_preload(["tests.preloaded"])
+    multiprocessing.set_forkserver_preload(PRELOADED)
     multiprocessing.forkserver.ensure_running()
     return multiprocessing.get_context("forkserver")
 

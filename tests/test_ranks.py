@@ -246,8 +246,9 @@ def test_ranks_compute_on_one_thread(ranks: Pool) -> None:
 
 def test_ranks_end_when_pytest_is_killed() -> None:
     program = (
-        "import sys; from tests.ranks import Pool; from tests.test_ranks import sleep_on\n"
-        "pool = Pool(2); pool.submit((0, 1), sleep_on, [0, 1])\n"
+        "import sys; from tests import ranks; from tests.test_ranks import sleep_on\n"
+        "ranks.PRELOADED = ['tests.rank_process']  # the others would take seconds to import, and are not needed\n"
+        "pool = ranks.Pool(2); pool.submit((0, 1), sleep_on, [0, 1])\n"
         "print(pool.pid(0), pool.pid(1), flush=True); sys.stdin.read()"
     )
     parent = subprocess.Popen(

@@ -35,12 +35,13 @@ from tests.transforms import comparing, in_place
 ops = torch.ops.symm_overlap
 SCATTER = sys.modules["symm_overlap.collective.ops.matmul_reduce_scatter"]  # as an attribute, this name is a function
 
-# The back end's trait `in_place`, and path, chunks and streams. Every pair of these choices occurs.
+# The back end's trait `in_place`, and path, chunks and streams. Every pair of these choices occurs. Of three chunks,
+# one is the first, one the last, one neither, and one has fewer rows. So two chunks would show nothing else.
 WAYS = [
     *((here, ("sequential", 1, 1)) for here in (True, False)),
     *(
-        ((chunks + streams) % 2 == 0, ("pipelined", chunks, streams))
-        for chunks, streams in itertools.product((1, 2, 3), (1, 2))
+        ((chunks // 2 + streams) % 2 == 0, ("pipelined", chunks, streams))
+        for chunks, streams in itertools.product((1, 3), (1, 2))
     ),
 ]
 BATCH, ROWS, K, N = 2, 5, 32, 3  # K is large enough for the sliced matmul; not every number of chunks divides the rows

@@ -30,7 +30,7 @@ from tests.collective.scaled_cases import (
     scaled_mm,
     weight,
 )
-from tests.kernels.interpreted import kernels
+from tests.kernels.interpreted import kernels, without_overflow_checks
 from tests.ranks import Pool, Rank
 from tests.transforms import choices, recorded
 
@@ -56,7 +56,7 @@ def import_kernels() -> None:
 @contextmanager
 def fused(chunks: int = 1) -> Iterator[None]:
     import_kernels()
-    with symm_overlap.force_path("fused", chunks=chunks):
+    with without_overflow_checks(), symm_overlap.force_path("fused", chunks=chunks):
         yield
 
 

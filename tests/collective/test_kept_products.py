@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ ops = torch.ops.symm_overlap
 WAYS: list[tuple[str | None, int | None, int | None]] = [
     (None, None, None),
     ("sequential", None, None),
-    *(("pipelined", chunks, streams) for chunks in (1, 2, 3) for streams in (1, 2)),
+    *(("pipelined", chunks, streams) for chunks in (1, 3) for streams in (1, 2)),
     ("c10d", None, None),
     ("c10d", 2, None),
 ]
@@ -35,14 +36,14 @@ WANTED: list[Wanted] = [([0], False), ([1], False), ([], True), ([1, 0], False),
 
 
 def scattered(
-    me: Rank, inputs: Sequence[tuple[list[Tensor], list[Tensor], Tensor | None]], reduce_op: str, dim: int
+    rank: int, inputs: Sequence[tuple[list[Tensor], list[Tensor], Tensor | None]], reduce_op: str, dim: int
 ) -> Tensor:
-    """Return this rank's part of the sum over ranks, computed from the inputs of all ranks."""
+    """Return a rank's part of the sum over ranks, computed from the inputs of all ranks."""
     total = sum(local_sum(*each) for each in inputs)
     assert isinstance(total, Tensor)
     if reduce_op == "avg":
-        total = total / me.world
-    return total.chunk(me.world, dim)[me.rank].contiguous()
+        total = total / len(inputs)
+    return total.chunk(len(inputs), dim)[rank].contiguous()
 
 
 def local_sum(As: list[Tensor], Bs: list[Tensor], addend: Tensor | None) -> Tensor:
@@ -63,23 +64,39 @@ def inputs_of(rank: int, world: int, dim: int, products: int, addend: bool, dtyp
     return As, Bs, ref.binary([*shape, columns], dtype, next(seeds)) if addend else None
 
 
+class Case(NamedTuple):
+    """The inputs of this rank, and what it must get. It is the same on every path, so it is computed once."""
+
+    mine: Any
+    output: Tensor
+    products: list[Tensor]
+    total: Tensor
+
+
+@lru_cache
+def case_of(rank: int, world: int, dim: int, products: int, addend: bool, dtype: torch.dtype, reduce_op: str) -> Case:
+    everyone = [inputs_of(each, world, dim, products, addend, dtype) for each in range(world)]
+    As, Bs, _ = mine = everyone[rank]
+    whole = [A @ B for A, B in zip(As, Bs, strict=True)]
+    return Case(mine, scattered(rank, everyone, reduce_op, dim), whole, local_sum(*mine))
+
+
 def exact(me: Rank, dtype: torch.dtype, dim: int) -> None:
     cases = [(1, False, ([0], False)), (1, False, ([], True)), (1, True, ([], True)), (1, True, ([0], True))]
     cases += [(2, addend, wanted) for addend in (False, True) for wanted in WANTED]
     for number, (products, addend, (keep, keep_sum)) in enumerate(cases):
         reduce_op = ("sum", "avg")[number % 2] if me.world in (1, 2, 4) else "sum"
-        everyone = [inputs_of(rank, me.world, dim, products, addend, dtype) for rank in range(me.world)]
-        mine = everyone[me.rank]
+        case = case_of(me.rank, me.world, dim, products, addend, dtype, reduce_op)
         output, kept, total = ops.fused_matmuls_reduce_scatter_keep(
-            *mine, reduce_op, dim, me.group_name, keep=keep, keep_sum=keep_sum
+            *case.mine, reduce_op, dim, me.group_name, keep=keep, keep_sum=keep_sum
         )
-        ref.same(output, scattered(me, everyone, reduce_op, dim))
+        ref.same(output, case.output)
         assert len(kept) == len(keep)
         for index, product in zip(keep, kept, strict=True):
-            ref.same(product, mine[0][index] @ mine[1][index])
+            ref.same(product, case.products[index])
         assert (total is not None) == keep_sum
         if total is not None:
-            ref.same(total, local_sum(*mine))
+            ref.same(total, case.total)
 
 
 def exact_on_every_way(me: Rank, dtype: torch.dtype, here: bool) -> None:

@@ -24,7 +24,7 @@ from symm_overlap.runtime import NotPreparedError, state_of, symmetric
 from symm_overlap.runtime.cpu.workspace import CpuWorkspace
 from tests.collective.scaled_cases import needs_row_scales
 from tests.collective.test_fake_group import CALLS, forms
-from tests.collective.test_fused import import_kernels
+from tests.collective.test_fused import fused
 from tests.limits import SOON
 from tests.nn.blocks import WIDTH, Block, block_plan
 from tests.ranks import Pool, Rank
@@ -70,9 +70,8 @@ EVERY: dict[str, Callable[[Rank, str | None], object]] = {
 
 def every_op(me: Rank, path: str | None, first_lane: int) -> None:
     """Run each op forward and backward on its own lane, whose workspace is then no larger than the op needs."""
-    if path == "fused":
-        import_kernels()
-    with comparing(False), mock.patch.object(symmetric, "_STEP", ALIGNMENT):
+    kernels = fused() if path == "fused" else nullcontext()
+    with kernels, comparing(False), mock.patch.object(symmetric, "_STEP", ALIGNMENT):
         for lane, call in enumerate(EVERY.values(), first_lane):
             with symm_overlap.lane(lane), symm_overlap.force_path(path):
                 with symm_overlap.prepare():

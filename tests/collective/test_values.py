@@ -20,7 +20,6 @@ PATHS = [
     ("c10d", 1, 1),
     ("c10d", 3, 1),
 ]
-DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 ops = torch.ops.symm_overlap
 
 
@@ -92,15 +91,15 @@ OPS = {op.__name__: op for op in (all_gather_matmul, matmul_reduce_scatter, matm
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("path", PATHS, ids=str)
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_exact_values_and_strides_of_the_reference_on_every_path(ranks: Pool, world: int, path, op: str) -> None:
     ranks.run(world, OPS[op], path, torch.float32)
 
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("path", [PATHS[2], PATHS[4], PATHS[5]], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_exact_values_in_every_dtype(ranks: Pool, dtype: torch.dtype, path, op: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)  # float32: the test above
+def test_exact_values_in_every_other_dtype(ranks: Pool, dtype: torch.dtype, path, op: str) -> None:
     ranks.run(3, OPS[op], path, dtype)
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import tempfile
+from contextlib import redirect_stdout
 from dataclasses import dataclass
-from pathlib import Path
+from io import StringIO
 from typing import Any, NamedTuple
 
 import torch
@@ -133,14 +131,12 @@ def types_of(kernel: Any, configuration: Configuration, variant: Variant) -> dic
 
 
 def _read(source: ASTSource, architecture: int, options: dict[str, int]) -> Compiled:
-    result = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
-    tools = Path(triton.__file__).parent / "backends/nvidia/bin"
-    assembler = tools / ("ptxas" if architecture < 100 else "ptxas-blackwell")
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(result.asm["ptx"])
-        file.flush()
-        command = [assembler, "-v", f"--gpu-name=sm_{architecture}{'a' if architecture >= 90 else ''}", file.name]
-        said = subprocess.run([*command, "-o", os.devnull], capture_output=True, text=True, check=True).stderr
+    # Triton's own run of the assembler reports all that is needed. A second run would take as long as the compilation.
+    with triton.knobs.compilation.scope(), triton.knobs.nvidia.scope(), redirect_stdout(StringIO()) as printed:
+        triton.knobs.compilation.always_compile = True  # a kernel from the cache has no report
+        triton.knobs.nvidia.dump_ptxas_log = True
+        result = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+    said = printed.getvalue()
     spilled, registers = re.search(r"(\d+) bytes spill stores", said), re.search(r"Used (\d+) registers", said)
     assert spilled, said
     assert registers, said

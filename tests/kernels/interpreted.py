@@ -7,7 +7,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import ModuleType
+from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -33,7 +36,37 @@ def interpreting() -> Iterator[None]:
 def kernels(name: str) -> ModuleType:
     """Return a module of kernels, loaded for the interpreter."""
     with interpreting():
-        return load(name, INTERPRETER)
+        module = load(name, INTERPRETER)
+    replace_language_once()
+    return module
+
+
+def replace_language_once() -> None:
+    """Let the interpreter replace Triton's language once for a kernel, instead of again for each call of a function in
+    it. That took a quarter of the time of a kernel.
+    """
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang
+    if patch.__module__ == __name__:
+        return
+
+    def patch_once(function: Any) -> Any:
+        original = interpreter.tl.core.is_builtin(interpreter.tl.load)
+        return patch(function) if original else None
+
+    interpreter._patch_lang = patch_once
+
+
+@contextmanager
+def without_overflow_checks() -> Iterator[None]:
+    """Inside, the interpreter does not compute every sum and product of integers again in 64 bits, which takes a third
+    of its time. For tests of the exchange around a kernel. The tests of the kernels themselves keep these checks.
+    """
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    with mock.patch.object(builder, "options", replace(builder.options, sanitize_overflow=False)):
+        yield
 
 
 def require_rounded(found: Tensor, exact: Tensor, k: int) -> None:

@@ -53,24 +53,28 @@ def local(tensor: Any) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def compiled(me: Rank, name: str, dim: int | None, checkpoint: bool = False, **options: Any) -> list[str]:
-    """Compile a model, compare it with itself in eager mode, and return the ops that one step calls."""
+def compiled(
+    me: Rank, name: str, dim: int | None, checkpoint: bool = False, **options: Any
+) -> tuple[list[str], list[str]]:
+    """Compile a model, compare it with itself in eager mode, and return the ops that one step calls in eager mode
+    without a checkpoint, and in compiled code.
+    """
     torch._dynamo.reset()
     torch.manual_seed(0)
     module = parallelize_module(MODELS[name](), mesh_of(me), PLANS[name](dim))
-    if checkpoint:
-        module = checkpoint_wrapper(module, preserve_rng_state=False)
     x = torch.randn(2, 8, WIDTH, generator=torch.Generator().manual_seed(0 if dim is None else me.rank))
     with comparing(False):
         with choices() as eager:
             expected = step(module, module, x)
+        if checkpoint:
+            module = checkpoint_wrapper(module, preserve_rng_state=False)
         model = torch.compile(module, fullgraph=True, **options)
         with choices() as calls:
             for one, other in zip(step(model, module, x), expected, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
     if not checkpoint:  # with checkpoints, the compiler repeats only the ops that the backward pass needs
         assert sorted(op for op, _ in calls) == sorted(op for op, _ in eager)
-    return [op for op, _ in calls]
+    return [op for op, _ in eager], [op for op, _ in calls]
 
 
 DIMS = pytest.mark.parametrize("dim", [1, None], ids=["sequence parallel", "replicated"])
@@ -83,24 +87,27 @@ def test_a_compiled_block_is_one_graph_with_the_calls_of_eager_mode(ranks: Pool,
 
 @DIMS
 def test_it_may_be_checkpointed(ranks: Pool, dim: int | None) -> None:
-    once, again = (
-        Counter(ranks.run(2, compiled, "feed forward", dim, checkpoint, backend="aot_eager", timeout=120)[0])
-        for checkpoint in (False, True)
-    )
+    calls = ranks.run(2, compiled, "feed forward", dim, True, backend="aot_eager", timeout=120)[0]
+    once, again = map(Counter, calls)
     # The backward pass repeats one gather, which both layers share. It does not repeat a sum of the forward pass.
     assert again - once == (Counter(all_gather_matmul=1) if dim == 1 else Counter())
     assert not once - again
 
 
 def without_gradients(me: Rank, dim: int | None) -> None:
-    """A compiled block in no_grad, in inference mode, and with frozen parameters and an input without a gradient."""
-    torch.manual_seed(0)
-    module = parallelize_module(Block(), mesh_of(me), block_plan(dim))
+    """Compile a block in no_grad, and the part of it without attention in inference mode, and with frozen parameters
+    and an input without a gradient.
+    """
     x = torch.randn(2, 8, WIDTH, generator=torch.Generator().manual_seed(0 if dim is None else me.rank))
     with comparing(False):
-        for frozen, mode in ((False, torch.no_grad()), (False, torch.inference_mode()), (True, nullcontext())):
+        for name, frozen, mode in (
+            ("block", False, torch.no_grad()),
+            ("feed forward", False, torch.inference_mode()),
+            ("feed forward", True, nullcontext()),
+        ):
             torch._dynamo.reset()
-            module.requires_grad_(not frozen)
+            torch.manual_seed(0)
+            module = parallelize_module(MODELS[name](), mesh_of(me), PLANS[name](dim)).requires_grad_(not frozen)
             with mode:
                 found = torch.compile(module, fullgraph=True, backend="aot_eager")(x)
                 assert not found.requires_grad

@@ -44,4 +44,4 @@ def test_microbatches_may_have_different_sizes(ranks: Pool, name: str, transport
 
 
 def test_there_may_be_fewer_microbatches_than_stages(ranks: Pool) -> None:
-    check(ranks, 4, "llama", 4, "1F1B", 2)
+    check(ranks, 4, "unet", 4, "1F1B", 2)

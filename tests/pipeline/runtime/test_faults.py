@@ -68,7 +68,7 @@ def fails(me: Rank, lane: int, name: str, failing: int, fails_at: int, where: st
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize("fails_at", [2, 7, 12])
+@pytest.mark.parametrize("fails_at", [2, 12])  # in the first step, and at the last microbatch of a later step
 @pytest.mark.parametrize(("name", "failing"), [("1F1B", 0), ("1F1B", 1), ("1F1B", 2), ("ZBV", 4)])
 def test_a_stage_that_fails_ends_the_step_on_every_rank(
     ranks: Pool, fresh_lane: Any, name: str, failing: int, fails_at: int, where: str, transport: str
