@@ -1,4 +1,4 @@
-"""FSDP2 trains as DDP does: all steps have the same losses, and the first and the last have the same parameters."""
+"""FSDP2 trains as DDP does: all ten steps have the same losses, and the first and the last have the same parameters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOGETHER = [
     Case(adam=True, recompute=True, microbatches=2, sync=True, tied=True, twice=True, reshard=False),
 ]
 ROUNDED = {torch.float64: 1e-12, torch.float32: 1e-5}
-"""The relative difference that rounding may cause in all steps."""
+"""The relative difference that rounding may cause in ten steps."""
 
 
 def as_torch_has_it(model: nn.Module) -> None:
