@@ -197,7 +197,8 @@ class _SummedGradients(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         summed = all_reduce(torch.cat([grad.flatten() for grad in grads]), "sum", ctx.group)
         parts = summed.split([grad.numel() for grad in grads])
-        return None, *(part.view(grad.shape).to(grad.dtype) for part, grad in zip(parts, grads, strict=True))
+        # Copies: torch can neither deepcopy nor save a DTensor whose local part does not begin where its memory does.
+        return None, *(part.view(grad.shape).to(grad.dtype, copy=True) for part, grad in zip(parts, grads, strict=True))
 
 
 class _GradientOfShard(torch.autograd.Function):

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
-from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action as TorchAction
 from torch.distributed.pipelining.schedules import _ComputationType as TorchKind
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime as TorchRuntime
+from torch.distributed.pipelining.stage import _PipelineStageBase as TorchStage
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["SPLITS_SHARED_WEIGHTS", "RuntimeOfTables", "TorchAction", "TorchKind", "TorchRuntime"]
+__all__ = ["SPLITS_SHARED_WEIGHTS", "RuntimeOfTables", "TorchAction", "TorchKind", "TorchRuntime", "TorchStage"]
 
 SPLITS_SHARED_WEIGHTS = torch.__version__ >= "2.13"
 """True if I and W together compute the right gradient of a weight that a stage uses twice. Torch 2.11 does not."""
@@ -45,7 +45,7 @@ class RuntimeOfTables(TorchRuntime):
 
     def __init__(
         self,
-        stages: list[PipelineStage],
+        stages: list[TorchStage],
         microbatches: int,
         loss_fn: Callable[..., Tensor] | None,
         compute: Table,
@@ -69,7 +69,7 @@ class RuntimeOfTables(TorchRuntime):
         super()._step_microbatches(*args, **kwargs)
 
 
-def _open_no_connection_to_itself(stage: PipelineStage) -> None:
+def _open_no_connection_to_itself(stage: TorchStage) -> None:
     """Keep a stage from opening a connection to its own rank.
 
     Torch 2.11 sends a first message between two stages on one rank too. Gloo cannot send a message to its own rank.
@@ -96,7 +96,7 @@ class _WeightPart(NamedTuple):
     results: list[Tensor]
 
 
-def _keep_gradients_without_inputs(stage: PipelineStage) -> None:
+def _keep_gradients_without_inputs(stage: TorchStage) -> None:
     """Let W run the whole backward pass of outputs that depend on no input that requires a gradient.
 
     Torch looks for the parameters of W on the way from the stage's inputs to its outputs. If there is no such way, it

@@ -21,10 +21,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 
-from ._torch import SPLITS_SHARED_WEIGHTS, RuntimeOfTables, TorchKind, TorchRuntime
+from ._torch import SPLITS_SHARED_WEIGHTS, RuntimeOfTables, TorchKind, TorchRuntime, TorchStage
 from .action import (
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
@@ -53,7 +52,7 @@ _TRANSPORT = "queued"
 
 def torch_schedule(
     schedule: Schedule,
-    stages: PipelineStage | Sequence[PipelineStage],
+    stages: TorchStage | Sequence[TorchStage],
     loss_fn: Callable[..., Tensor] | None = None,
     *,
     split: bool = SPLITS_SHARED_WEIGHTS,
@@ -64,8 +63,9 @@ def torch_schedule(
 
     Args:
         schedule: a schedule of compute alone, which is lowered here, or one with its messages.
-        stages: this rank's stages: those that ``schedule.placement`` places on it. FSDP2 modules inside them keep their
-            parameters from UNSHARD to RESHARD (``set_reshard_after_forward(False)``).
+        stages: this rank's stages: those that ``schedule.placement`` places on it, as ``PipelineStage`` or as
+            ``build_stage`` of a traced pipeline returns them. FSDP2 modules inside them keep their parameters from
+            UNSHARD to RESHARD (``set_reshard_after_forward(False)``).
         loss_fn: ``loss_fn(output of the last stage, microbatch of the target)``. Without it there is no backward.
         split: True runs I and W separately. False runs a full backward in place of I, and nothing in place of W. The
             default is False on torch 2.11, where a split backward computes a wrong gradient for a weight that a stage
@@ -81,7 +81,7 @@ def torch_schedule(
         ValueError: the stages are not those of the schedule, `verify` finds a problem, or torch cannot run the schedule
             or would silently not reduce gradients (see the module).
     """
-    found = [stages] if isinstance(stages, PipelineStage) else sorted(stages, key=lambda stage: stage.stage_index)
+    found = [stages] if isinstance(stages, TorchStage) else sorted(stages, key=lambda stage: stage.stage_index)
     lowered = _lowered(schedule if split else _unsplit(schedule), deferred)
     table = to_torch(lowered)  # first, so that an action that torch does not know is the first error reported
     _check_stages(schedule, found)
@@ -142,7 +142,7 @@ def _lowered(schedule: Schedule, deferred: bool) -> Schedule:
     return defer_receives(schedule, _TRANSPORT) if deferred else schedule
 
 
-def _check_stages(schedule: Schedule, stages: list[PipelineStage]) -> None:
+def _check_stages(schedule: Schedule, stages: list[TorchStage]) -> None:
     """Raise ValueError if the stages of this rank are not those of the schedule."""
     if not stages:
         raise ValueError("there are no stages: give those of this rank")
@@ -159,7 +159,7 @@ def _check_stages(schedule: Schedule, stages: list[PipelineStage]) -> None:
         )
 
 
-def _leave_freeing_to_the_schedule(stage: PipelineStage) -> None:
+def _leave_freeing_to_the_schedule(stage: TorchStage) -> None:
     """Keep FSDP2 modules inside a stage from freeing their parameters after each forward, before RESHARD.
 
     Torch 2.11 to 2.15 look up the parameters of a stage at I. They would find the sharded parameters, which are not in
@@ -170,7 +170,7 @@ def _leave_freeing_to_the_schedule(stage: PipelineStage) -> None:
             module.set_reshard_after_forward(False, recurse=False)
 
 
-def _check_ddp(schedule: Schedule, stage: PipelineStage) -> None:
+def _check_ddp(schedule: Schedule, stage: TorchStage) -> None:
     """Raise ValueError if torch would silently leave gradients of DDP modules unreduced, or reduce them wrongly.
 
     Torch tells only a stage's own module, and no module inside it, which backward pass is the last. The hooks by which

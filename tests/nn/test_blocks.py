@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from typing import Any
 
 import pytest
@@ -78,6 +79,30 @@ def copied(me: Rank) -> None:
 
 def test_a_copy_of_a_model_has_parameters_of_its_own(ranks: Pool) -> None:
     ranks.run(2, copied)
+
+
+def gradients_copied(me: Rank) -> None:
+    model = parallelize_module(Block().double(), mesh_of(me), block_plan(1))
+    model(values((2, 4, WIDTH))).square().sum().backward()
+    for parameter, other in zip(model.parameters(), copy.deepcopy(model).parameters(), strict=True):
+        for gradient in (copy.deepcopy(parameter.grad), saved(parameter.grad)):
+            assert torch.equal(gradient.to_local(), parameter.grad.to_local())
+        assert torch.equal(other.to_local(), parameter.to_local())
+    with pytest.raises(TypeError, match=r"cannot be saved as a whole: save its state_dict\(\)"):
+        saved(model)
+    for name, local in saved({name: each.to_local() for name, each in model.state_dict().items()}).items():
+        assert torch.equal(local, model.get_parameter(name).to_local())
+
+
+def saved(value: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def test_a_model_with_gradients_is_copied_and_its_tensors_are_saved(ranks: Pool) -> None:
+    ranks.run(2, gradients_copied)
 
 
 def trained(me: Rank) -> None:
