@@ -11,7 +11,7 @@ from tests.pipeline.test_torch_schedule import Block, batch, exact, reference
 from tests.ranks import Rank
 
 
-def trains(me: Rank, name, listed):
+def trains(me: Rank, name: str, listed: bool) -> None:
     """Compare a step on traced stages with the whole model. If ``listed`` is False, the stage is passed alone."""
     schedule = generate(name, me.world, 2 * me.world)
     losses, output, gradients = reference(schedule.stages, schedule.microbatches)
