@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 LINE = 32  # words from one flag to the next, as in `device`
 
@@ -85,7 +87,7 @@ class Flags:
     _caller: Caller
 
     def __init__(self, device: torch.device) -> None:
-        self.status = torch.zeros(LINE, dtype=torch.int32, device=device)
+        self.status = self._new(lambda: torch.zeros(LINE, dtype=torch.int32, device=device))
         self.status[EPOCH] = self._counted_ahead
         self.words = self.counters = self.status[:0]
         self.native = self._new_native()
@@ -118,10 +120,14 @@ class Flags:
         """Allocate flags, between two calls of the lane, if there are fewer than ``count``."""
         if count > self.count:
             count = max(count, 2 * self.count)
-            self.counters = torch.zeros(count, dtype=torch.int32, device=self.status.device)
+            self.counters = self._new(lambda: self.status.new_zeros(count))
             last = self.status[EPOCH] - self._counted_ahead
-            self.words = last.expand(count * LINE).contiguous()  # down in all later calls
+            self.words = self._new(lambda: last.expand(count * LINE).contiguous())  # down in all later calls
             self.count = count
+
+    def _new(self, make: Callable[[], Tensor]) -> Tensor:
+        """Return a new tensor that lives as long as the lane."""
+        return make()
 
     def _new_native(self) -> Any:
         return None

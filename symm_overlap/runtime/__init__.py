@@ -8,6 +8,7 @@ from .costs import Device, DeviceCosts, costs_of
 from .group import GroupState, state_of
 from .lane import Lane, NotCapturedError, NotPreparedError
 from .lane_group import are_enqueued, lane_group, message_group, wire_device
+from .lasting_memory import lasting
 from .merged import meets_in_kernels
 from .symmetric import new_symmetric, rendezvous
 from .topology import compares, direct_access
@@ -61,6 +62,7 @@ __all__ = [
     "costs_of",
     "direct_access",
     "lane_group",
+    "lasting",
     "meets_in_kernels",
     "message_group",
     "new_symmetric",

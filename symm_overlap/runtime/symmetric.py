@@ -15,6 +15,7 @@ from torch import Tensor
 from .. import _C
 from .._torch import SymmetricMemory, symm_mem
 from ._torch import rendezvous_name
+from .lasting_memory import lasting
 
 if TYPE_CHECKING:
     from .group import GroupState
@@ -65,7 +66,9 @@ def rendezvous(tensor: Tensor, group: dist.ProcessGroup) -> SymmetricMemory:
     if tensor.device.type == "cpu":
         return symm_mem.rendezvous(tensor, group.group_name)
     with _one_rendezvous:
-        return symm_mem.rendezvous(tensor, rendezvous_name(group))
+        name = rendezvous_name(group)
+        # torch keeps a table of the peers' addresses on the device, in memory of its caching allocator.
+        return lasting(lambda: symm_mem.rendezvous(tensor, name), tensor.device)
 
 
 def on_every_rank(make: Callable[[], _T], group: dist.ProcessGroup, tag: str) -> _T:

@@ -13,12 +13,14 @@ That launch also begins the next epoch.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from .... import _C
 from ....kernels.flags import EPOCH, TIMED_OUT, Caller, Expired, Flags
+from ....runtime import lasting
 
 _RECORD_WORDS = EPOCH + 2  # the last one names the call; see csrc/cuda/kernels.h
 
@@ -41,7 +43,7 @@ class StreamFlags(Flags):
         self._callers: dict[Caller, int] = {}
         self._record = torch.zeros(_RECORD_WORDS, dtype=torch.int32, pin_memory=True)
         self._recorded = ctypes.c_int32.from_address(self._record.data_ptr())  # its first word, which is quick to read
-        self._in_memory = in_memory
+        self._device, self._in_memory = device, in_memory
         super().__init__(device)
         self._ahead = torch.cuda.Stream(device, priority=-1)  # nothing ever waits on it
 
@@ -63,6 +65,9 @@ class StreamFlags(Flags):
             return None
         status, chunk, expected, found, *_, call = self._record.tolist()
         return Expired(chunk, expected, found, list(self._callers)[call]) if status == TIMED_OUT else None
+
+    def _new(self, make: Callable[[], Tensor]) -> Tensor:
+        return lasting(make, self._device)
 
     def _new_native(self) -> _C.CudaFlags:
         return _C.CudaFlags(self.status, self._record, self._in_memory)
