@@ -200,6 +200,11 @@ class Backend(Protocol):
     def streams(self, device: torch.device, abandon: Callable[[], object]) -> Streams:
         """Return the streams that run the plans of a lane. ``abandon`` ends the waits of a run that has failed."""
 
+    def stream_beside(self, device: torch.device) -> Any:
+        """Return a new stream, whose work goes ahead of the work of other streams. None if all work is done when the
+        call that starts it returns.
+        """
+
     def resolve(self, device: torch.device) -> torch.device:
         """Return ``device`` with its index. Raises ValueError if there is no such device."""
 

@@ -13,9 +13,10 @@ Call k uses slot k modulo the number of slots, on every rank, regardless of the 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 from typing import Any
 
@@ -179,6 +180,42 @@ class Slots:
         event = self._done[self.slot] = self._current_stream().record_event()
         self.turn += 1
         return event
+
+    @contextmanager
+    def beside(self, *tensors: Tensor) -> Iterator[None]:
+        """Make the call in this block without making the current stream wait for it. The current stream has to wait for
+        the event that `call` returns.
+
+        The call has a stream of its own, which starts with the work that the current stream has so far. Without it, the
+        waits for peers would hold up whatever is enqueued later. On CPU nothing changes.
+
+        Args:
+            tensors: the input and the output. The caller may drop them at once: their memory is not reused before the
+                call has ended.
+
+        Raises:
+            RuntimeError: see `call`.
+        """
+        self._require_possible()
+        side = self._side
+        if side is None:
+            yield
+            return
+        caller = self._current_stream()
+        side.wait_stream(caller)
+        try:
+            with torch.get_device_module(self.device).stream(side):
+                yield
+                for tensor in tensors:
+                    self.backend.keep_for_current_stream(tensor)
+        except BaseException:
+            with suppress(RuntimeError):  # the device has failed too: there is nothing to join
+                caller.wait_stream(side)
+            raise
+
+    @cached_property
+    def _side(self) -> Any:
+        return self.backend.stream_beside(self.device)
 
     def copy(self, at: Callable[[Region], Tensor]) -> Callable[[Step], object]:
         """Return the function that runs a copy step."""

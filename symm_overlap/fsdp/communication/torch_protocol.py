@@ -63,8 +63,12 @@ class SlotAllGather(AllGather):
         slots = self._memory.slots(GATHER, group, output_tensor.device)
         if slots is None:
             return all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
-        event = collectives.all_gather(slots, output_tensor, input_tensor, self._number)
-        return Issued(event) if async_op else None
+        if not async_op:
+            collectives.all_gather(slots, output_tensor, input_tensor, self._number)
+            return None
+        # FSDP2 calls on the stream that computes. It expects that the collective has a stream of its own, as with NCCL.
+        with slots.beside(output_tensor, input_tensor):
+            return Issued(collectives.all_gather(slots, output_tensor, input_tensor, self._number))
 
 
 class SlotReduceScatter(ReduceScatter):
@@ -104,8 +108,11 @@ class SlotReduceScatter(ReduceScatter):
         slots, self._input = self._memory.slots(REDUCE, group, output_tensor.device), None
         if slots is None:
             return reduce_scatter_single(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
-        event = collectives.reduce_scatter(slots, output_tensor, input_tensor, op, self._number)
-        return Issued(event) if async_op else None
+        if not async_op:
+            collectives.reduce_scatter(slots, output_tensor, input_tensor, op, self._number)
+            return None
+        with slots.beside(output_tensor, input_tensor):
+            return Issued(collectives.reduce_scatter(slots, output_tensor, input_tensor, op, self._number))
 
 
 class Issued(dist.Work):

@@ -76,6 +76,9 @@ class CpuBackend:
         # no_grad is not enough: outputs that a caller allocates in inference mode may be written only in that mode.
         return ThreadStreams(torch.inference_mode, abandon)
 
+    def stream_beside(self, device: torch.device) -> None:
+        """Return None: on CPU, all work is done when the call returns."""
+
     def resolve(self, device: torch.device) -> torch.device:
         """See `Backend.resolve`."""
         return torch.device("cpu")

@@ -59,6 +59,10 @@ class CudaBackend:
         """
         return CudaStreams(device)
 
+    def stream_beside(self, device: torch.device) -> torch.cuda.Stream:
+        """See `Backend.stream_beside`. It is none of torch's streams, which several owners share."""
+        return torch.cuda.ExternalStream(_C.new_cuda_stream(device.index, True), device)
+
     def resolve(self, device: torch.device) -> torch.device:
         """See `Backend.resolve`."""
         if not torch.cuda.is_available():
