@@ -50,14 +50,14 @@ CUDA_MAKE := SYMM_OVERLAP_CUDA=1 $(MAKE) --no-print-directory -C $(CUDA_TREE) VE
 # memory), so the run on the first torch is enough for them. The demo combines what other tests show one by one.
 #
 # TORCH_ELSEWHERE are tests that compute with torch, but with no part of it that the other tests leave out:
-# - Values on every path, kept products and gathered weights: test_torch_integration.py compares the ops with torch's own
+# - Kept products and gathered weights: test_torch_integration.py compares the ops with torch's own
 #   and runs opcheck on them, test_fake_group.py has their sizes on every path, and test_autograd.py their gradients.
 # - Sums of scaled matmuls: test_scaled_matmul.py and test_scaled_sums.py call torch's scaled matmul for the same factors.
 # - Programs on which the pass runs: test_patterns.py traces the same ones, and test_models.py has values.
 # - Plans that C++ runs: all calls on the path "pipelined" are such plans.
 # - Pipelined models and values that stages send: test_cut.py traces the same models, test_gradients.py trains pipelines,
 #   and test_pipeline_model.py and test_contract.py do both.
-TORCH_ELSEWHERE := $(patsubst %,collective/test_%.py,gathered_weight kept_products scaled_scatter values) \
+TORCH_ELSEWHERE := $(patsubst %,collective/test_%.py,gathered_weight kept_products scaled_scatter) \
     inductor/test_values.py pipeline/model/test_training.py pipeline/runtime/test_values.py runtime/test_cpu_script.py
 ANY_TORCH := collective/planners pipeline/search \
     $(patsubst %,collective/test_%.py,accesses autotune autotuned_calls chooser_table copying_plans deadline_length \

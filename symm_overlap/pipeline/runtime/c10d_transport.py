@@ -20,7 +20,7 @@ from torch import Tensor
 from ...plan import Step
 from ..action import RECV_B, RECV_F, SEND_B, SEND_F
 from .message import Message, Value, place, size_of
-from .wire import Channel, Wire
+from .wire import Channel, Wire, exchanges
 
 SENDS = frozenset({SEND_F, SEND_B})
 RECEIVES = frozenset({RECV_F, RECV_B})
@@ -35,13 +35,8 @@ _FAILED = -1
 
 
 def exchanged_with(peer: int, rank: int) -> tuple[str, ...]:
-    """Return the kinds of the steps by which a rank exchanges something with a peer, in their order. For itself, none.
-
-    The lower rank sends first and the higher one receives first, and every rank exchanges with its peers in ascending
-    order. So no ranks wait for each other in a circle, even if a message blocks its sender until it is received, as a
-    large message over NCCL does.
-    """
-    return () if peer == rank else (SEND_B, RECV_B) if rank < peer else (RECV_B, SEND_B)
+    """Return the kinds of the steps of `exchanges`, in their order."""
+    return tuple(SEND_B if sends else RECV_B for sends in exchanges(peer, rank))
 
 
 class PeerFailedError(dist.DistBackendError):

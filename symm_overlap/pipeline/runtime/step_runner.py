@@ -124,12 +124,13 @@ class StepRunner:
                 "a pipeline step cannot be captured in a CUDA graph, which may start a wait for a peer ahead of what "
                 "the peer waits for"
             )
-        if not mode.agreed:
+        is_first = not mode.agreed
+        if is_first:
             self._agree(mode, lane, settings)
-            self._wire(mode, lane, settings.seconds).connect(self._state.rank, self._state.world)
-        transport = C10dTransport(
-            self._wire(mode, lane, settings.seconds), self._state.rank, self._state.world, self._device
-        )
+        rank, world, wire = self._state.rank, self._state.world, self._wire(mode, lane, settings.seconds)
+        if is_first:
+            wire.connect(rank, world)
+        transport = C10dTransport(wire, rank, world, self._device)
         if mode.slots is not None:
             return self._through_slots(mode, mode.slots, lane, transport, prepare, settings.seconds)
         return self._through_library(mode, lane, transport, prepare)

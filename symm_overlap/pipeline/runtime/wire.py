@@ -17,6 +17,16 @@ Channel = tuple[int, int]
 """(peer, number). Messages on one channel arrive in the order in which they were sent."""
 
 
+def exchanges(peer: int, rank: int) -> tuple[bool, ...]:
+    """Return in which order a rank exchanges something with a peer: True for the send. For itself, nothing.
+
+    The lower rank sends first and the higher one receives first, and every rank exchanges with its peers in ascending
+    order. So no ranks wait for each other in a circle, even if a message blocks its sender until it is received, as a
+    large message over NCCL does.
+    """
+    return () if peer == rank else (rank < peer, peer < rank)
+
+
 class Wire:
     """The point-to-point messages of one step. Each message consists of one or more tensors of bytes.
 
@@ -41,11 +51,10 @@ class Wire:
         """Exchange a byte with every other rank, if the first message to a rank may block the host until the rank
         receives it. No schedule is made for such messages. Collective.
 
-        The order of the pairs is the same on all ranks, and so is the order of the two messages of a pair, so no ranks
-        wait for each other in a circle.
+        See `exchanges` for their order.
         """
         for peer in range(world) if self._enqueued else ():
-            for sends in (rank < peer, peer < rank) if peer != rank else ():
+            for sends in exchanges(peer, rank):
                 if sends:
                     self.begin((peer, 0))
                     self.send(torch.zeros(1, dtype=torch.uint8), (peer, 0))
