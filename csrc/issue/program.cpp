@@ -53,7 +53,10 @@ struct Issue {
   void operator()(const Enter&) const { driver.enter(stream); }
   void operator()(const Pace& item) const { driver.pace(stream, item.ns); }
   void operator()(const Copy& item) const {
-    driver.copy(stream, address(item.to, tensors), address(item.from, tensors), item.rows);
+    char *const to = address(item.to, tensors), *const from = address(item.from, tensors);
+    if (to != from) {  // the caller may have put the data where the plan copies it
+      driver.copy(stream, to, from, item.rows);
+    }
   }
   void operator()(const CopyTensor& item) const { driver.copy_tensor(stream, find(item.to), find(item.from)); }
   void operator()(const Make& item) const {

@@ -23,6 +23,8 @@ from .work import Operand, Part, Slice, Work, WorkOf, tensor_of
 
 At = Callable[[Region], Tensor]
 
+_IN_WORKSPACE = (Life.CALL, Life.PERSISTENT)
+
 
 class Script:
     """One compiled plan. It serves calls whose tensors have the same sizes, in the same half of the workspace. If two
@@ -175,11 +177,13 @@ class _Compiler:
     def _has_a_place(self, region: Region) -> bool:
         """True if the address of a region is known before the call, or relative to a tensor of the call."""
         plan = self._plan
-        return plan.buffers[region.buffer] is Life.CALL or (region.rank == plan.rank and region.buffer in self._tensors)
+        return plan.buffers[region.buffer] in _IN_WORKSPACE or (
+            region.rank == plan.rank and region.buffer in self._tensors
+        )
 
     def _place(self, region: Region) -> tuple[int, int]:
         view = self._at(region)
-        if self._plan.buffers[region.buffer] is Life.CALL:
+        if self._plan.buffers[region.buffer] in _IN_WORKSPACE:
             return -1, view.data_ptr()
         return self._places[region.buffer], view.data_ptr() - self._tensors[region.buffer].data_ptr()
 

@@ -13,15 +13,17 @@ from torch import Tensor
 from symm_overlap import timeout
 from symm_overlap.fsdp.communication.collectives import SUMMED, all_gather, reduce_scatter
 from symm_overlap.fsdp.communication.slots import Slots
-from symm_overlap.settings import current
+from symm_overlap.settings import current, transformed
 from tests.fsdp.trained import premultiplied_sum
 from tests.ranks import Pool, Rank
 
 SIZES = (1, 3, 1000, 0, 70_001)
 
 
-def slots_of(me: Rank, op: str, count: int = 2) -> Slots:
-    return Slots(op, me.group, me.device, count, current())
+def slots_of(me: Rank, op: str, way: str = "program") -> Slots:
+    """Return two slots, whose plans a compiled program or Python issues."""
+    with transformed() if way == "program" else transformed(lambda plan, table: table):
+        return Slots(op, me.group, me.device, 2, current())
 
 
 def numbers(seed: int, numel: int, dtype: torch.dtype) -> Tensor:
@@ -29,8 +31,8 @@ def numbers(seed: int, numel: int, dtype: torch.dtype) -> Tensor:
     return made.to(dtype)
 
 
-def gathers(me: Rank) -> None:
-    slots = slots_of(me, "gather")
+def gathers(me: Rank, way: str) -> None:
+    slots = slots_of(me, "gather", way)
     for call, (dtype, numel) in enumerate(
         (dtype, numel) for dtype in (*SUMMED, torch.uint8, torch.int64, torch.bool) for numel in SIZES
     ):
@@ -50,9 +52,9 @@ def gathers(me: Rank) -> None:
         assert torch.equal(mine, shards[me.rank])
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
-def test_a_gather_has_every_shard_in_rank_order(ranks: Pool, world: int) -> None:
-    ranks.run(world, gathers)
+@pytest.mark.parametrize(("world", "way"), [(2, "program"), (3, "program"), (4, "program"), (3, "Python")])
+def test_a_gather_has_every_shard_in_rank_order(ranks: Pool, world: int, way: str) -> None:
+    ranks.run(world, gathers, way)
 
 
 def gathers_elsewhere(me: Rank) -> None:
@@ -69,8 +71,8 @@ def test_the_own_shard_may_lie_elsewhere(ranks: Pool) -> None:
     ranks.run(3, gathers_elsewhere)
 
 
-def reduces(me: Rank) -> None:
-    slots, call = slots_of(me, "reduce"), 0
+def reduces(me: Rank, way: str) -> None:
+    slots, call = slots_of(me, "reduce", way), 0
     premultiplied = premultiplied_sum(0.25)
     for dtype in SUMMED:
         for op, scale in (
@@ -95,9 +97,9 @@ def reduces(me: Rank) -> None:
                 assert torch.equal(mine, inputs[me.rank]), "the input must not change"
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_a_reduce_scatter_sums_averages_and_scales(ranks: Pool, world: int) -> None:
-    ranks.run(world, reduces)
+@pytest.mark.parametrize(("world", "way"), [(2, "program"), (3, "program"), (3, "Python")])
+def test_a_reduce_scatter_sums_averages_and_scales(ranks: Pool, world: int, way: str) -> None:
+    ranks.run(world, reduces, way)
 
 
 def sums_in_float32(me: Rank, dtype: torch.dtype) -> None:

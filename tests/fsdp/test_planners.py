@@ -9,35 +9,37 @@ from symm_overlap.plan import Builder, Life, Plan, Region, Report, verify
 from symm_overlap.plan.testing import redundant
 
 CALLS = 7
+KINDS = ("gather", "gather outside", "reduce", "reduce in place")
 
 
 def in_a_row(kind: str, world: int, slots: int, calls: int = CALLS) -> list[list[Plan]]:
     """Return the plans of all ranks for consecutive calls."""
     made = []
     for call in range(calls):
-        if kind == "gather":
-            made.append([gather_in_slot(rank, world, call % slots) for rank in range(world)])
+        if kind.startswith("gather"):
+            outside = kind == "gather outside"
+            made.append([gather_in_slot(rank, world, call % slots, outside=outside) for rank in range(world)])
         else:
             in_place = kind == "reduce in place"
             made.append([reduce_in_slot(rank, world, call % slots, in_place=in_place) for rank in range(world)])
     return made
 
 
-@pytest.mark.parametrize("kind", ["gather", "reduce", "reduce in place"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 @pytest.mark.parametrize("slots", [2, 3, 4])
 def test_calls_in_a_row_hold(kind: str, world: int, slots: int) -> None:
     verify(in_a_row(kind, world, slots), graphs=True).raise_for_problems()
 
 
-@pytest.mark.parametrize("kind", ["gather", "reduce", "reduce in place"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world", [2, 3])
 def test_one_slot_is_a_race(kind: str, world: int) -> None:
     problems = verify(in_a_row(kind, world, 1)).problems
     assert {problem.kind for problem in problems} == {"data race"}
 
 
-@pytest.mark.parametrize("kind", ["gather", "reduce", "reduce in place"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_synchronisation_is_idle(kind: str) -> None:
     assert redundant(in_a_row(kind, 3, 2)) == []
 

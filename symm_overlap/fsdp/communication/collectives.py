@@ -9,9 +9,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...collective.exchange.route import digest_of
-from ...plan import Region, Table
+from ...plan import Region, Step
+from ...runtime import Operand, Part, Sum, Work
 from .planners import gather_in_slot, reduce_in_slot
-from .slots import Slots
+from .slots import Bound, Slots
 
 SUMMED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """The dtypes that reduce-scatters accept. All-gathers accept any."""
@@ -38,37 +39,25 @@ def all_gather(slots: Slots, output: Tensor, input: Tensor, caller: int = 0) -> 
     world, numel = slots.world, input.numel()
     if output.numel() == 0 and numel == 0:
         return None
-    ours = slots.holds(output)
+    outside = not slots.holds(output)
     # Keeps the slot in use until the call is issued.
-    own = None if ours else slots.allocate((world * numel,), input.dtype)
-    plan = gather_in_slot(slots.rank, world, slots.slot)
-    first = slots.slot * world
+    own = slots.allocate((world * numel,), input.dtype) if outside else None
+    plan = gather_in_slot(slots.rank, world, slots.slot, outside=outside)
 
-    def table() -> Table:
+    def bind() -> Bound:
         _require_fitting(output, input, "output", "input", world)
-        at = slots.parts(numel, input.dtype)
-        shards = output.view(-1).chunk(world)
+        tensors = {"input": input.view(-1), **({"output": output.view(-1)} if outside else {})}
 
-        def place(region: Region) -> Tensor:
-            if region.buffer == "input":
-                return input.view(-1)
-            if region.rank == slots.rank and region.start != first + slots.rank:
-                return shards[region.start - first]
-            return at(region)
+        def at(region: Region) -> Tensor:
+            if region.buffer == "slots":
+                return slots.part(region, numel, input.dtype)
+            tensor = tensors[region.buffer]
+            return tensor[region.start * numel : region.stop * numel]
 
-        copy = slots.copy(place)
-        if ours and input.data_ptr() == shards[slots.rank].data_ptr():
-            return {"pull": copy}
-
-        def publish(step: Any) -> None:
-            copy(step)
-            if input.data_ptr() != shards[slots.rank].data_ptr() and not ours:
-                slots.backend.copy(shards[slots.rank], input.view(-1))
-
-        return {"pull": copy, "publish": publish}
+        return Bound(at, tensors, (numel, input.dtype, outside), lambda step: None, {})
 
     digest = digest_of(slots.op, caller, slots.slot, slots.count, slots.nbytes, numel, input.dtype)
-    event = slots.call(digest, [output], plan, table)
+    event = slots.call(digest, [output], plan, bind)
     del own
     return event
 
@@ -96,35 +85,40 @@ def reduce_scatter(slots: Slots, output: Tensor, input: Tensor, op: Any, caller:
     world, numel = slots.world, output.numel()
     if input.numel() == 0 and numel == 0:
         return None
-    ours = slots.holds(input)
-    own = None if ours else slots.allocate((world * numel,), input.dtype)
+    own = None if slots.holds(input) else slots.allocate((world * numel,), input.dtype)
     in_place = slots.backend.traits.in_place
     plan = reduce_in_slot(slots.rank, world, slots.slot, in_place=in_place)
-    stage = None if in_place else output.new_empty(world, numel)
+    stage = None if in_place else output.new_empty(world * numel)
 
-    def table() -> Table:
+    def bind() -> Bound:
         _require_fitting(input, output, "input", "output", world)
         average, factor = _meaning(op, output.dtype)
-        at = slots.parts(numel, output.dtype)
+        tensors = {"input": input.view(-1), "output": output.view(-1), **({} if stage is None else {"stage": stage})}
 
-        def place(region: Region) -> Tensor:
+        def at(region: Region) -> Tensor:
             if region.buffer == "slots":
-                return at(region)
-            if region.buffer == "stage":
-                assert stage is not None
-                return stage[region.start]
-            return (input if region.buffer == "input" else output).view(-1)
+                return slots.part(region, numel, output.dtype)
+            tensor = tensors[region.buffer]
+            return tensor[region.start * numel : region.stop * numel]
 
-        def reduce(step: Any) -> None:
-            slots.backend.sum([place(region) for region in step.reads], average, output.view(-1))
+        def operand(region: Region) -> Operand:
+            return at(region) if region.buffer == "slots" else Part(tensors[region.buffer], at(region))
+
+        def work(step: Step) -> list[Work] | None:
+            if factor is not None:
+                return None
+            return [Sum([operand(region) for region in step.reads], average, tensors["output"])]
+
+        def reduce(step: Step) -> None:
+            slots.backend.sum([at(region) for region in step.reads], average, tensors["output"])
             if factor is not None:
                 output.mul_(factor)
 
-        copy = slots.copy(place)
-        return {"pull": copy, "reduce": reduce, **({} if ours else {"publish": copy})}
+        variant = numel, output.dtype, average, factor is None
+        return Bound(at, tensors, variant, work, {"reduce": reduce})
 
     words = slots.op, caller, slots.slot, slots.count, slots.nbytes, numel, output.dtype, *_in_words(op)
-    event = slots.call(digest_of(*words), [output], plan, table)
+    event = slots.call(digest_of(*words), [output], plan, bind)
     del own
     return event
 

@@ -1,9 +1,9 @@
 """Planners for an all-gather and a reduce-scatter in a ring of slots that outlive the call.
 
-World size 3, rank 0. [publish] is left out if the caller has already written the data into the slot::
+World size 3, rank 0. "publish" does nothing if the caller has already written the data into the slot::
 
-    gather   [publish], signal 2 1 | wait 1, pull 1 | wait 2, pull 2
-    reduce   [publish], signal 2 1 | wait 2 | wait 1 | reduce
+    gather   publish, signal 2 1 | wait 1, pull 1 | wait 2, pull 2
+    reduce   publish, signal 2 1 | wait 1 | wait 2 | reduce
 
 Ranks meet once in a call, and no rank announces that it has finished reading. The next call implies it: in that call,
 each rank signals only after its own reads of this one. So the data of call k may be overwritten once call k+1 is done
@@ -21,25 +21,32 @@ STREAM = "caller"
 
 
 @lru_cache(maxsize=256)
-def gather_in_slot(rank: int, world: int, slot: int) -> Plan:
-    """Return the plan of ``rank`` for an all-gather whose output is a slot.
+def gather_in_slot(rank: int, world: int, slot: int, *, outside: bool = False) -> Plan:
+    """Return the plan of ``rank`` for an all-gather through a slot.
 
-    Buffers: "input" 1 unit, this rank's own shard; "slots" ``world`` units per slot, the shards in rank order.
+    Buffers: "input" 1 unit, this rank's own shard; "slots" ``world`` units per slot, the shards in rank order;
+    "output" ``world`` units, the same, if the output is outside of the slots.
+
+    Args:
+        outside: whether the output is memory of the caller. Otherwise it is the slot.
 
     Raises:
         ValueError: the rank is not in the world.
     """
-    buffers = {"input": Life.INPUT, "slots": Life.PERSISTENT}
+    buffers = {"input": Life.INPUT, "slots": Life.PERSISTENT, **({"output": Life.OUTPUT} if outside else {})}
     plan = Builder("gather_in_slot", rank, world, stream=STREAM, buffers=buffers, inputs={"input": 1})
-    own = slot * world + rank
-    plan.add(PUBLISH, STREAM, reads=[plan.here("input", 0)], writes=[plan.here("slots", own)])
+    mine, first = plan.here("input", 0), slot * world
+    output = plan.here("output", 0, world) if outside else plan.here("slots", first, world)
+    plan.add(PUBLISH, STREAM, reads=[mine], writes=[plan.here("slots", first + rank)])
     peers = _announce(plan)
+    if outside:
+        plan.add(PULL, STREAM, reads=[mine], writes=[plan.here("output", rank)])
     for peer in peers:
         _await(plan, peer)
-        unit = slot * world + peer
-        source = Region("slots", peer, unit, unit + 1)
-        plan.add(PULL, STREAM, reads=[source], writes=[plan.here("slots", unit)], peers=(peer,))
-    return plan.finish(plan.here("slots", slot * world, world))
+        source = Region("slots", peer, first + peer, first + peer + 1)
+        target = plan.here(output.buffer, output.start + peer)
+        plan.add(PULL, STREAM, reads=[source], writes=[target], peers=(peer,))
+    return plan.finish(output)
 
 
 @lru_cache(maxsize=256)

@@ -13,7 +13,7 @@ Call k uses slot k modulo the number of slots, on every rank, regardless of the 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -27,7 +27,7 @@ from torch import Tensor
 from ...collective.exchange.route import digest_of
 from ...plan import Plan, Region, Step, Table, execute
 from ...plan.layout import ALIGNMENT
-from ...runtime import Backend, backend_of, state_of
+from ...runtime import Backend, WorkOf, backend_of, state_of
 from ...settings import Settings, in_backward
 
 _ODD = 0x9E3779B97F4A7C15  # spreads the count of calls over all bits of the hash
@@ -45,6 +45,26 @@ class _Use:
 
     alive: bool = True
     freed: Any = None
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What the plan of one call works on.
+
+    Attributes:
+        at: returns the tensor at a region.
+        tensors: by buffer, this rank's flat tensors outside of the slots.
+        variant: a key for whatever the plan and its work depend on besides the slot. Calls with equal keys are issued
+            by one program (`symm_overlap.runtime.script`), which is compiled in the first of them.
+        work: returns what a step computes, or None if only ``table`` can compute it.
+        table: the functions that run the steps that compute.
+    """
+
+    at: Callable[[Region], Tensor]
+    tensors: Mapping[str, Tensor]
+    variant: Hashable
+    work: WorkOf
+    table: Table
 
 
 class Slots:
@@ -131,29 +151,19 @@ class Slots:
         slot = self.lane.workspace.place(self.rank, self.slot * self.nbytes, (1,), torch.uint8)
         return tensor.data_ptr() == slot.data_ptr()
 
-    def parts(self, numel: int, dtype: torch.dtype) -> Callable[[Region], Tensor]:
-        """Return a function from regions of the buffer "slots", with units of ``numel`` elements, to their tensors."""
-        views = self.lane.kept(self.nbytes, self.count, numel, dtype).views
+    def part(self, region: Region, numel: int, dtype: torch.dtype) -> Tensor:
+        """Return the tensor at a region of the buffer "slots", whose units have ``numel`` elements."""
+        slot, part = divmod(region.start, self.world)
+        offset = slot * self.nbytes + part * numel * dtype.itemsize
+        return self.lane.workspace.place(region.rank, offset, ((region.stop - region.start) * numel,), dtype)
 
-        def at(region: Region) -> Tensor:
-            view = views.get(region)
-            if view is None:
-                slot, part = divmod(region.start, self.world)
-                offset = slot * self.nbytes + part * numel * dtype.itemsize
-                size = (region.stop - region.start) * numel
-                view = views[region] = self.lane.workspace.place(region.rank, offset, (size,), dtype)
-            return view
-
-        return at
-
-    def call(self, digest: int, outputs: Sequence[Tensor], plan: Plan, table: Callable[[], Table]) -> Any:
+    def call(self, digest: int, outputs: Sequence[Tensor], plan: Plan, bind: Callable[[], Bound]) -> Any:
         """Make the next call. Return the event after it on the current stream, or None if the device has no events.
 
         Args:
             digest: 64 bits derived from everything that must be the same on all ranks.
             outputs: what the call writes; a failed wait on a GPU fills them with NaN.
-            table: returns the functions that run the steps that compute and copy. If it raises, the call ends on every
-                rank.
+            bind: returns what the plan works on. If it raises, the call ends on every rank.
 
         Raises:
             torch.distributed.DistBackendError: a peer is gone, late, or in another call.
@@ -161,16 +171,9 @@ class Slots:
         """
         self._require_possible()
         settings, lane = in_backward(self._settings), self.lane
-
-        def body(parity: int) -> None:
-            functions: Table = {**table(), **lane.workspace.steps()}
-            for transform in settings.transforms:
-                functions = transform(plan, functions)
-            execute(plan, functions, lane.streams)
-
         lane.run(
             self.op,
-            body,
+            lambda parity: self._issue(plan, bind(), settings),
             outputs,
             nbytes=0,
             channels=plan.channels,
@@ -180,6 +183,27 @@ class Slots:
         event = self._done[self.slot] = self._current_stream().record_event()
         self.turn += 1
         return event
+
+    def _issue(self, plan: Plan, bound: Bound, settings: Settings) -> None:
+        workspace, streams = self.lane.workspace, self.lane.streams
+        if not settings.transforms:
+            kept = self.lane.kept(self.slot, self.nbytes, bound.variant)
+            if not kept.scripted:
+                kept.script = workspace.script(plan, bound.at, bound.tensors, (), bound.work, streams)
+                kept.scripted = True
+            if (script := kept.script) is not None:
+                script.run(self.op, [*bound.tensors.values()], {} if script.complete else bound.table)
+                return
+        copy = partial(self._copy, bound)
+        functions: Table = {"publish": copy, "pull": copy, **bound.table, **workspace.steps()}
+        for transform in settings.transforms:
+            functions = transform(plan, functions)
+        execute(plan, functions, streams)
+
+    def _copy(self, bound: Bound, step: Step) -> None:
+        target, source = bound.at(step.writes[0]), bound.at(step.reads[0])
+        if target.data_ptr() != source.data_ptr():  # the caller may have written it into the slot
+            self.backend.copy(target, source)
 
     @contextmanager
     def beside(self, *tensors: Tensor) -> Iterator[None]:
@@ -216,10 +240,6 @@ class Slots:
     @cached_property
     def _side(self) -> Any:
         return self.backend.stream_beside(self.device)
-
-    def copy(self, at: Callable[[Region], Tensor]) -> Callable[[Step], object]:
-        """Return the function that runs a copy step."""
-        return lambda step: self.backend.copy(at(step.writes[0]), at(step.reads[0]))
 
     def _hash(self, digest: int) -> int:
         return (digest + self.turn * _ODD) & _64_BITS or 1
