@@ -20,7 +20,6 @@ import os
 import shutil
 import sys
 from glob import glob
-from itertools import chain
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -114,14 +113,28 @@ class BuildPythonAnew(build_py):
         super().run()
 
 
+def together(folder: str, *others: str) -> str:
+    """Write a file that includes the C++ files of a folder of csrc and ``others``. Return its path from `ROOT`.
+
+    A compiler takes 10 to 20 seconds to read torch's headers, and a few seconds for all the code of a folder. So they
+    are compiled as one file.
+    """
+    included = [*sorted(glob(f"{folder}/*.cpp", root_dir=ROOT / "csrc")), *others]
+    text = "".join(f'#include "{each}"\n' for each in included)
+    path = Path("build", "together", f"{folder}.cpp")
+    (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
+    if not (ROOT / path).is_file() or (ROOT / path).read_text() != text:  # a new file would be compiled anew
+        (ROOT / path).write_text(text)
+    return str(path)
+
+
 def torchs_extension() -> Extension:
-    folders = [glob(f"csrc/{folder}/*.cpp", root_dir=ROOT) for folder in ("cpu", "issue")]
-    sources = ["csrc/module.cpp", *sorted(chain.from_iterable(folders))]
+    sources = [together("issue", "module.cpp"), together("cpu")]
     # -g0: debug information of torch's headers would double the compile time and make the module 30 times as large.
     compiler_flags = {"cxx": ["-O3", "-g0", "-Wall"]}
     macros: list[tuple[str, str | None]] = []
     if toolkit is not None:
-        sources += sorted(glob("csrc/cuda/*.cpp", root_dir=ROOT) + glob("csrc/cuda/*.cu", root_dir=ROOT))
+        sources += [together("cuda"), *sorted(glob("csrc/cuda/*.cu", root_dir=ROOT))]
         compiler_flags["nvcc"] = ["-O3", "-lineinfo"]
         macros.append(("SYMM_OVERLAP_WITH_CUDA", None))
     return (CUDAExtension if toolkit else CppExtension)(
@@ -134,7 +147,7 @@ def torchs_extension() -> Extension:
 
 
 def simulators() -> Extension:
-    torchs = CppExtension(name="symm_overlap._sim", sources=sorted(glob("csrc/sim/*.cpp", root_dir=ROOT)))
+    torchs = CppExtension(name="symm_overlap._sim", sources=[together("sim")])
     return Extension(
         name=torchs.name,
         sources=torchs.sources,

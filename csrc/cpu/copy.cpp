@@ -15,7 +15,7 @@ namespace symm_overlap::cpu {
 
 namespace {
 
-constexpr int64_t kLarge = int64_t{1} << 20;  // a second-level cache may hold anything smaller
+constexpr int64_t kBeyondCache = int64_t{1} << 20;  // a second-level cache may hold anything smaller
 
 #ifdef __x86_64__
 
@@ -65,11 +65,11 @@ void copy(const at::Tensor& target, const at::Tensor& source) {
 }
 
 void copy_bytes(char* target, const char* source, int64_t bytes) {
-  if (bytes < kLarge || !can_stream()) {  // to copy a few rows takes less time than torch's dispatcher
+  if (bytes < kBeyondCache || !can_stream()) {  // to copy a few rows takes less time than torch's dispatcher
     std::memcpy(target, source, bytes);
     return;
   }
-  at::parallel_for(0, bytes, kLarge,
+  at::parallel_for(0, bytes, kBeyondCache,
                    [&](int64_t begin, int64_t end) { stream(target + begin, source + begin, end - begin); });
 }
 

@@ -16,7 +16,7 @@ namespace {
 // shorter than a time slice. The first checks follow one another closely, for a peer that is about to signal. Later
 // checks are further and further apart, because each check takes the line away from the peer that must write it.
 constexpr int kCloseLooks = 32;
-constexpr int kLongestPause = 16;
+constexpr int kMostAtOnce = 16;
 constexpr int kPauses = 200;
 constexpr int kYields = 4;  // if there are more ranks than cores, the peer may be waiting for this very core
 
@@ -48,7 +48,7 @@ bool EpochSlot::spin(uint32_t expected) const {
     if (seen(expected)) {
       return reached(expected);
     }
-    if (paused >= kCloseLooks && pause < kLongestPause) {
+    if (paused >= kCloseLooks && pause < kMostAtOnce) {
       pause *= 2;
     }
     for (int i = 0; i < pause; ++i) {

@@ -18,7 +18,7 @@ struct Known {
   Peers peers;
 };
 
-std::mutex mutex;
+std::mutex groups_mutex;
 
 std::map<const c10d::ProcessGroup*, Known>& groups() {
   static auto* const all = new std::map<const c10d::ProcessGroup*, Known>;  // never destroyed: threads may still wait
@@ -26,7 +26,7 @@ std::map<const c10d::ProcessGroup*, Known>& groups() {
 }
 
 Peers peers_of(const c10d::ProcessGroup& group) {
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(groups_mutex);
   const auto known = groups().find(&group);
   return known == groups().end() ? Peers{} : known->second.peers;
 }
@@ -34,7 +34,7 @@ Peers peers_of(const c10d::ProcessGroup& group) {
 }  // namespace
 
 std::optional<std::shared_ptr<const Peer>> known_peer(c10d::ProcessGroup& group, int rank) {
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(groups_mutex);
   const auto known = groups().find(&group);
   if (known == groups().end()) {
     return std::nullopt;
@@ -44,7 +44,7 @@ std::optional<std::shared_ptr<const Peer>> known_peer(c10d::ProcessGroup& group,
 }
 
 void remember_peer(c10d::ProcessGroup& group, int rank, std::shared_ptr<const Peer> peer) {
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(groups_mutex);
   auto& all = groups();
   if (all.count(&group) == 0) {
     for (auto each = all.begin(); each != all.end();) {

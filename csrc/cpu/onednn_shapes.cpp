@@ -15,7 +15,7 @@ namespace {
 // and the number of threads.
 using Key = std::array<int64_t, 10>;
 
-std::mutex mutex;
+std::mutex keys_mutex;
 
 std::set<Key>& keys() {
   static auto* const all = new std::set<Key>;  // never destroyed: threads may multiply until the process exits
@@ -27,7 +27,7 @@ std::set<Key>& keys() {
 bool onednn_may_have(const at::Tensor& a, const at::Tensor& b, const at::Tensor& out, bool add) {
   const Key key{a.size(0),   a.size(1),   b.size(1),     a.stride(0), a.stride(1),
                 b.stride(0), b.stride(1), out.stride(0), add,         at::get_num_threads()};
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(keys_mutex);
   if (keys().count(key) != 0) {
     return true;
   }
@@ -35,7 +35,7 @@ bool onednn_may_have(const at::Tensor& a, const at::Tensor& b, const at::Tensor&
 }
 
 void forget_onednn_shapes() {
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(keys_mutex);
   keys().clear();
 }
 
