@@ -39,7 +39,7 @@ OPS: dict[str, OpKind] = {}
 """The ops, by name. Each op's file adds its own."""
 
 Arguments = tuple[Any, ...]
-"""The arguments that must be the same on all ranks, for messages: shapes, and pairs (name, value)."""
+"""Arguments of a call, for messages: shapes, and pairs (name, value)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,8 @@ class Problem:
         dtype: dtype of the tensors.
         world: number of ranks in the group.
         device: the kind of device.
-        arguments: see `Arguments`.
+        arguments: those that must be the same on all ranks.
+        own: those that may differ. The path depends on them, and ranks that choose different paths get an error.
         fusible: whether there is one kernel for this call.
     """
 
@@ -70,6 +71,7 @@ class Problem:
     world: int
     device: str
     arguments: Arguments
+    own: Arguments
     fusible: bool
 
     @property
@@ -94,10 +96,16 @@ class Problem:
         """The dtype of the factors of the matmul."""
         return torch.float8_e4m3fn if self.op_kind.scaled else self.dtype
 
+    @property
+    def common(self) -> str:
+        """What must be the same on all ranks, as text."""
+        return self._with(self.arguments)
+
     def __str__(self) -> str:
-        words = [
-            f"{word[0]}={word[1]}" if word and isinstance(word[0], str) else str(tuple(word)) for word in self.arguments
-        ]
+        return self._with((*self.own, *self.arguments))
+
+    def _with(self, arguments: Arguments) -> str:
+        words = (f"{each[0]}={each[1]}" if each and isinstance(each[0], str) else str(tuple(each)) for each in arguments)
         return f"{self.op}({', '.join(words)}) of {self.dtype}"
 
 
@@ -114,6 +122,7 @@ def problem(
     last_dim: bool = False,
     one_matmul: bool = True,
     arguments: Arguments = (),
+    own: Arguments = (),
 ) -> Problem:
     """Return the record of a call; see `Problem`.
 
@@ -128,4 +137,4 @@ def problem(
     if last_dim:
         width = -(-width // world)
     fusible = op_kind.fused and one_matmul and not last_dim and m > 0
-    return Problem(op, m, n, k, rows, rows * width * dtype.itemsize, dtype, world, device, arguments, fusible)
+    return Problem(op, m, n, k, rows, rows * width * dtype.itemsize, dtype, world, device, arguments, own, fusible)

@@ -147,7 +147,7 @@ def _find_route(peers: Peers, problem: Problem, device: torch.device, place: tup
         direct = forced[0] != "c10d" and direct_access(state, device, settings.comparing)
     choice = choose_in_group(state, problem, settings, direct=direct, fake=state.fake)
     if not state.alone:  # if ranks choose differently, the digests differ: they get an error and do not wait for ever
-        digest = digest_of(problem, *place, *forced, choice.path, choice.chunks, choice.compute)
+        digest = digest_of(problem.common, *place, *forced, choice.path, choice.chunks, choice.compute)
     return Route(backend, choice, lane, place, digest, lane is not None and settings.comparing)
 
 
@@ -166,8 +166,8 @@ def _describe(
     streams: int | None,
     order: str | None,
 ) -> str:
-    """Return a call as text."""
-    text = str(problem)
+    """Return what must be the same on all ranks as text."""
+    text = problem.common
     rendezvous, offset = place
     if rendezvous:
         text += f" in symmetric memory of rendezvous {rendezvous}" + (f", from element {offset}" if offset else "")

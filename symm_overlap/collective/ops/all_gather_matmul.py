@@ -57,8 +57,7 @@ def all_gather_matmul(
             float16, on CPU or CUDA. The call is fastest if ``A_shard.movedim(gather_dim, 0)`` is contiguous. Peers read
             the shard in place if it is in symmetric memory of the group (`symm_overlap.empty`; the same tensor on every
             rank).
-        Bs: weights (K, N_i), or (world * K, N_i) if ``gather_dim`` is the last dimension. N_i must be the same on all
-            ranks, because the path depends on it.
+        Bs: weights (K, N_i), or (world * K, N_i) if ``gather_dim`` is the last dimension. N_i may differ between ranks.
         gather_dim: any dimension of ``A_shard``.
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
         return_A: whether to return the gathered tensor. If False, CPU ranks that can reach each other's memory never
@@ -115,7 +114,8 @@ def _described(
         world,
         A_shard.device.type,
         last_dim=layout.last,
-        arguments=(A_shard.shape, *(B.shape for B in Bs), ("gather_dim", gather_dim), ("return_A", return_A)),
+        arguments=(A_shard.shape, ("weights", len(Bs)), ("gather_dim", gather_dim), ("return_A", return_A)),
+        own=tuple(B.shape for B in Bs),
     )
     return described, layout
 

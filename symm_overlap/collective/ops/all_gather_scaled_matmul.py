@@ -72,8 +72,8 @@ def all_gather_scaled_matmul(
     Args:
         A_shard: (..., M, K), this rank's shard, with the same shape on every rank; float8_e4m3fn or float8_e5m2, on CPU
             or CUDA.
-        Bs: float8 weights (K, N_i), or (world * K, N_i) if ``gather_dim`` is the last dimension. N_i must be the same
-            on all ranks. GPUs accept only column-major weights.
+        Bs: float8 weights (K, N_i), or (world * K, N_i) if ``gather_dim`` is the last dimension. N_i may differ between
+            ranks. GPUs accept only column-major weights.
         A_scale: float32. One number; or (..., M, 1), the scales of the rows of this rank's shard; or the scales of all
             gathered rows, the same on every rank.
         B_scales: float32. For each weight one number or (1, N_i).
@@ -163,10 +163,11 @@ def _described(
         arguments=(
             ("scaled", "rows of the shard" if of_shard else "as given"),
             A_shard.shape,
-            *(weight.B.shape for weight in weights),
+            ("weights", len(weights)),
             ("gather_dim", gather_dim),
             ("return_A", return_A),
         ),
+        own=tuple(weight.B.shape for weight in weights),
     )
     return _Described(described, layout, of_shard)
 

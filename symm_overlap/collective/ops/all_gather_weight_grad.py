@@ -82,7 +82,6 @@ def _described(
     gather_dim = _require(A_shard, grads, gather_dim, world)
     layout = GatherLayout(A_shard.shape, gather_dim, world)
     rows = _weight_rows(A_shard, gather_dim, world)
-    shapes = (A_shard.shape, *(grad.shape for grad in grads))
     described = problem(
         "all_gather_matmul",
         layout.total_rows,
@@ -93,7 +92,8 @@ def _described(
         A_shard.device.type,
         last_dim=layout.last,
         one_matmul=False,
-        arguments=(("gradient of", "weights"), *shapes, ("gather_dim", gather_dim)),
+        arguments=(("gradient of", "weights"), A_shard.shape, ("grads", len(grads)), ("gather_dim", gather_dim)),
+        own=tuple(grad.shape for grad in grads),
     )
     return described, layout, rows
 

@@ -26,10 +26,10 @@ from ..autograd import call_op, factors_to_keep
 from ..exchange import Call, Peers, exchange_of
 from ..functional import functional
 from ..parts import matrix
-from ..problem import OPS, Arguments, OpKind, Problem, problem
+from ..problem import OPS, OpKind, Problem, problem
 from ..registration import define
 from ..row_parts import RowProducts
-from .matmul_reduce_scatter import product_shape
+from .matmul_reduce_scatter import product_shape, summands
 from .product import product
 
 OPS["matmul_all_reduce"] = OpKind(multiplies=True, replicates=True, fused=True)
@@ -40,7 +40,8 @@ def matmul_all_reduce(A: Tensor, B: Tensor, reduce_op: str, group: Group, bias: 
     """Multiply, and sum the product over ranks. Equivalent to ``all_reduce(A @ B + bias, reduce_op, group)``.
 
     Args:
-        A: (..., M, K), with the same shape on every rank; float32, float64, bfloat16 or float16, on CPU or CUDA.
+        A: (..., M, K); float32, float64, bfloat16 or float16, on CPU or CUDA. K may differ between ranks; the other
+            sizes may not.
         B: (K, N).
         reduce_op: "sum" or "avg".
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
@@ -79,11 +80,16 @@ def _require(A: TensorLike, B: TensorLike, reduce_op: str, bias: TensorLike | No
 def _described(A: Tensor, B: Tensor, reduce_op: str, bias: Tensor | None, world: int) -> tuple[Problem, list[int]]:
     shape = _require(A, B, reduce_op, bias)
     rows, columns = prod(shape[:-1]), shape[-1]
-    arguments: Arguments = (A.shape, B.shape, ("reduce_op", reduce_op))
-    if bias is not None:
-        arguments = (*arguments, ("bias", bias.shape))
     described = problem(
-        "matmul_all_reduce", rows, columns, B.shape[0], A.dtype, world, A.device.type, arguments=arguments
+        "matmul_all_reduce",
+        rows,
+        columns,
+        B.shape[0],
+        A.dtype,
+        world,
+        A.device.type,
+        arguments=(*summands(shape, 1, None), ("reduce_op", reduce_op), ("bias", bias is not None)),
+        own=(A.shape, B.shape),
     )
     return described, shape
 

@@ -54,8 +54,8 @@ def matmul_reduce_scatter(A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int
         return reduce_scatter(A @ B, reduce_op, scatter_dim, group)     # rank r gets part r of the sum
 
     Args:
-        A: (..., M, K), with the same shape on every rank; float32, float64, bfloat16 or float16, on CPU or CUDA. The
-            call is fastest if the parts ``A.chunk(world, scatter_dim)`` are contiguous.
+        A: (..., M, K); float32, float64, bfloat16 or float16, on CPU or CUDA. K may differ between ranks; the other
+            sizes may not. The call is fastest if the parts ``A.chunk(world, scatter_dim)`` are contiguous.
         B: (K, N).
         reduce_op: "sum" or "avg".
         scatter_dim: any dimension of ``A @ B`` whose size is a multiple of the world size.
@@ -98,6 +98,18 @@ class Scattered(NamedTuple):
     average: bool
 
 
+def summands(shape: Sequence[int], products: int, addend: object) -> Arguments:
+    """Return what must be the same on all ranks about the products, which have this shape, and the addend.
+
+    The size over which a product is contracted may differ, for instance because the ranks cannot share the features of
+    a layer evenly.
+    """
+    if products == 0:
+        return (tuple(shape),)
+    more = () if products == 1 and addend is None else (("products", products), ("addend", addend is not None))
+    return ("product", tuple(shape)), *more
+
+
 def describe_scatter(
     op: str,
     As: Sequence[Tensor],
@@ -115,7 +127,6 @@ def describe_scatter(
         more: further arguments that must be the same on all ranks.
     """
     first = As[0] if addend is None else addend
-    inputs = [*As, *Bs, *(() if addend is None else (addend,))]
     described = problem(
         op,
         prod(shape[:-1]),
@@ -126,7 +137,8 @@ def describe_scatter(
         first.device.type,
         last_dim=scatter_dim == len(shape) - 1,
         one_matmul=len(As) == 1 and addend is None and not more,
-        arguments=(*(each.shape for each in inputs), ("reduce_op", reduce_op), ("scatter_dim", scatter_dim), *more),
+        arguments=(*summands(shape, len(As), addend), ("reduce_op", reduce_op), ("scatter_dim", scatter_dim), *more),
+        own=tuple(each.shape for each in (*As, *Bs)),
     )
     return Scattered(described, scatter_dim, scattered_shape(shape, scatter_dim, world), reduce_op == "avg")
 

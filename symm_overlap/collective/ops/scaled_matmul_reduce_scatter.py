@@ -51,7 +51,8 @@ def scaled_matmul_reduce_scatter(
     The products are those of ``torch._scaled_mm``, in ``out_dtype``.
 
     Args:
-        A: (..., M, K), with the same shape on every rank; float8_e4m3fn or float8_e5m2, on CPU or CUDA.
+        A: (..., M, K); float8_e4m3fn or float8_e5m2, on CPU or CUDA. K may differ between ranks; the other sizes may
+            not.
         B: (K, N), float8. GPUs accept only a column-major one.
         A_scale: float32. One number, or (..., M, 1).
         B_scale: float32. One number, or (1, N).

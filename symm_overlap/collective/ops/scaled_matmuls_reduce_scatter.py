@@ -33,7 +33,7 @@ from ..problem import OPS, OpKind, problem
 from ..registration import define
 from ..scaled import ScaledMatmul, keep_nothing, require_multiplies, weights_of, without_gradient
 from ..scaled_parts import ScatteredScaledProducts
-from .matmul_reduce_scatter import Scattered, scattered_shape
+from .matmul_reduce_scatter import Scattered, scattered_shape, summands
 
 OPS["scaled_matmul_reduce_scatter"] = OpKind(multiplies=True, scaled=True, fused=True)
 
@@ -108,7 +108,6 @@ def _described(
     """Return the reduction, and the shape of the products."""
     shape, scatter_dim = require_scaled_sum(matmuls, addend, reduce_op, scatter_dim, world)
     kept = (("keep", keep), ("keep_sum", keep_sum)) if keep or keep_sum else ()
-    inputs = [each.shape for matmul in matmuls for each in (matmul.A, matmul.weight.B)]
     described = problem(
         "scaled_matmul_reduce_scatter",
         prod(shape[:-1]),
@@ -120,11 +119,12 @@ def _described(
         last_dim=scatter_dim == len(shape) - 1,
         one_matmul=len(matmuls) == 1 and addend is None and not kept,
         arguments=(
-            *(inputs if addend is None else (*inputs, addend.shape)),
+            *summands(shape, len(matmuls), addend),
             ("reduce_op", reduce_op),
             ("scatter_dim", scatter_dim),
             *kept,
         ),
+        own=tuple(each.shape for matmul in matmuls for each in (matmul.A, matmul.weight.B)),
     )
     return Scattered(described, scatter_dim, scattered_shape(shape, scatter_dim, world), reduce_op == "avg"), shape
 
