@@ -15,7 +15,7 @@ from ..fsdp.prefetch.search import predict, search
 from ..fsdp.prefetch.step_plan import Options, step_plan
 from ..fsdp.prefetch.trace import Layer, Trace, layers_in_a_row
 from ..plan import draw, simulate, verify
-from .mistakes import report_errors, require_at_most, write_file
+from .mistakes import report_errors, require_at_most, require_distinct, write_file
 
 _LEGEND = "gather 2 is the gather of layer 2; 2.1 is its second gather"
 _MOST = 50_000
@@ -60,6 +60,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 @report_errors("fsdp")
 def run(args: argparse.Namespace) -> int:
     """Run the command. Return 0 for success, 1 if --verify finds a problem in the plan, 2 for wrong arguments."""
+    require_distinct(svg=args.svg, trace=args.trace)
     options = _options(args)
     if args.world < 1:
         raise ValueError(f"--world is {args.world}: there must be at least 1 rank")

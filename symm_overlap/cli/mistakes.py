@@ -71,6 +71,24 @@ def require_writable(path: Path) -> None:
     raise OSError(wrong, os.strerror(wrong), str(path))
 
 
+def require_distinct(**files: Path | None) -> None:
+    """Raise if two options name the same regular file, of which one would overwrite the other.
+
+    Args:
+        files: the files by the names of their options, without the hyphens. None is an option that is not given.
+
+    Raises:
+        ValueError: two are the same file. The message names both options.
+    """
+    options: dict[Path, str] = {}
+    for option, path in files.items():
+        if path is None or (path.exists() and not path.is_file()):  # such as /dev/null, which keeps nothing
+            continue
+        other = options.setdefault(path.resolve(), option)
+        if other != option:
+            raise ValueError(f"{other} and {option} are the same file, {path}: one would overwrite the other")
+
+
 def require_at_most(most: int, count: int, what: str) -> None:
     """Raise if ``count`` is above ``most``, where the command would take minutes and much memory.
 

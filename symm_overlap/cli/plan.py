@@ -24,7 +24,7 @@ from ..collective.planners import (
 )
 from ..plan import Costs, Plan, draw, plan_calls, simulate, verify
 from ..plan.draw.text import LEGEND
-from .mistakes import report_errors, require_at_most, write_file
+from .mistakes import report_errors, require_at_most, require_distinct, write_file
 
 PLANNERS: dict[str, Callable[..., Plan]] = {
     "all_gather_matmul": all_gather_consume,
@@ -80,6 +80,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 @report_errors("plan")
 def run(args: argparse.Namespace) -> int:
     """Run the command. Return 0 for success, 1 if --verify finds a problem in the plan, 2 for wrong arguments."""
+    require_distinct(svg=args.svg, trace=args.trace)
     calls = plan_calls(_planner(args), args.world, 3, **_planner_arguments(args))
     picture = draw.text(calls[:1], None if args.rank is None else [args.rank], shutil.get_terminal_size((120, 0))[0])
     costs = _costs(args)

@@ -18,7 +18,7 @@ from ..pipeline.unit_time import simulate_unit_time
 from ..pipeline.verify import TRANSPORTS, verify
 from ..plan import draw
 from . import schedule_search
-from .mistakes import report_errors, require_at_most, write_file
+from .mistakes import report_errors, require_at_most, require_distinct, write_file
 from .schedule_table import describe, per_rank, side_by_side, title
 
 _MOST_CELLS = 1_000_000
@@ -129,6 +129,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _simulate(args: argparse.Namespace) -> int:
+    require_distinct(source=Path(args.source), svg=args.svg, trace=args.trace)
     schedule = _schedule(args.source, args)
     result = simulate_cost(schedule, _costs(args, _share(schedule)))
     print(f"{title(schedule, args.source)}\n{per_rank(result)}")

@@ -15,7 +15,7 @@ from ..pipeline.cost_file import read_costs
 from ..pipeline.layer_costs import LayerCosts
 from ..pipeline.search import PARTITIONS, SearchResult, search
 from ..pipeline.search.find import STAGES_PER_RANK, STEPS
-from .mistakes import report_errors, require_at_most, require_writable, write_file
+from .mistakes import report_errors, require_at_most, require_distinct, require_writable, write_file
 
 BAR_WIDTH = 24
 MOST_CELLS = 1_000_000
@@ -45,6 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 @report_errors("schedule search")
 def run(args: argparse.Namespace) -> int:
     """Run the command. Return 0 for success, 1 if no schedule fits the memory cap, 2 for wrong arguments."""
+    require_distinct(cost=args.cost, out=args.out, lowered=args.lowered)
     layers, counts = _costs(args.cost), _counts(args.stages_per_rank)
     require_at_most(MOST_CELLS, args.ranks * (args.microbatches + args.ranks), "ranks * (microbatches + ranks)")
     for path in filter(None, (args.out, args.lowered)):

@@ -133,6 +133,7 @@ def test_convert_writes_what_the_passes_make(tmp_path: Path, capsys: Captured) -
         (["show", "1F1B", "--ranks", "100000"], "stages * (microbatches + ranks) is"),
         (["show", "GPipe", "--ranks", "99999999999999999999"], "stages * (microbatches + ranks) is"),
         (["simulate", "1F1B", "--forward", "1e308"], "the times add up to more than a float can hold"),
+        (["simulate", "x.csv", "--svg", "x.csv"], "source and svg are the same file"),
         (["compare", "1G1B"], "1G1B is left out: there is no schedule '1G1B'"),
         (["simulate", "1F1B", "--svg", "/nowhere/x.svg"], "/nowhere/x.svg: No such file"),
     ],

@@ -80,6 +80,16 @@ def test_a_file_that_cannot_be_written_is_told_before_the_search(costs, monkeypa
         assert f"symm-overlap schedule search: {path}: " in capsys.readouterr().err
 
 
+def test_no_file_overwrites_another(costs, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(schedule_search, "search", lambda *_, **__: pytest.fail("the search was started"))
+    given, other = ("--ranks", 2, "--microbatches", 3, "--cost", costs), tmp_path / "best.csv"
+    assert run(*given, "--out", costs) == 2
+    assert "cost and out are the same file" in capsys.readouterr().err
+    assert run(*given, "--out", other, "--lowered", other) == 2
+    assert "out and lowered are the same file" in capsys.readouterr().err
+    assert costs.read_text() == COSTS
+
+
 def test_costs_that_cannot_be_are_told_with_their_key(costs, capsys):
     costs.write_text("layers = 4\nforward = nan\n")
     assert run("--ranks", 2, "--microbatches", 3, "--cost", costs) == 2
