@@ -36,24 +36,37 @@ def build_parser(commands: Sequence[str] = tuple(_COMMANDS)) -> argparse.Argumen
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    The exit code is 0 for success, 1 for a failure, 2 for wrong arguments, 130 after Ctrl-C, and 141 if the reader of
-    the output has closed the pipe. The last two are 128 + SIGINT and 128 + SIGPIPE, as a shell reports them.
+    The exit code is 0 for success, 1 for a failure, such as a full disk, 2 for wrong arguments, 130 after Ctrl-C, and
+    141 if the reader of the output has closed the pipe. The last two are 128 + SIGINT and 128 + SIGPIPE, as a shell
+    reports them.
     """
     try:
         try:
             return _run(list(sys.argv[1:] if argv is None else argv))
         finally:
-            sys.stdout.flush()  # flush here, where a closed pipe is handled below, and not while the interpreter ends
+            if sys.stdout is not None:  # it is None if the command was started without one
+                sys.stdout.flush()  # here, where errors are handled below, and not while the interpreter ends
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the ending
         print("symm-overlap: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
     except BrokenPipeError:
         # The reader has gone, as in ``symm-overlap plan ... | head -1``. End quietly: discard what is still buffered.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        os.dup2(nowhere, 2)
+        _discard(1, 2)
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        print(f"symm-overlap: input or output failed: {error.strerror or error}", file=sys.stderr)
+        _discard(1)
+        return 1
+
+
+def _discard(*outputs: int) -> None:
+    """Discard what is still buffered for these outputs, and what will be written to them."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for output in outputs:
+        os.dup2(nowhere, output)
 
 
 def _run(arguments: list[str]) -> int:

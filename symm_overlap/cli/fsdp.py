@@ -15,9 +15,11 @@ from ..fsdp.prefetch.search import predict, search
 from ..fsdp.prefetch.step_plan import Options, step_plan
 from ..fsdp.prefetch.trace import Layer, Trace, layers_in_a_row
 from ..plan import draw, simulate, verify
-from .mistakes import report_errors
+from .mistakes import report_errors, require_at_most, require_distinct, write_file
 
 _LEGEND = "gather 2 is the gather of layer 2; 2.1 is its second gather"
+_MOST = 50_000
+"""The largest number of layers, times the number of steps, times the number of calls that --verify considers."""
 _COMPARED = ("default", "depth=0", "depth=1", "depth=2", "depth=4", "auto")
 
 
@@ -58,9 +60,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 @report_errors("fsdp")
 def run(args: argparse.Namespace) -> int:
     """Run the command. Return 0 for success, 1 if --verify finds a problem in the plan, 2 for wrong arguments."""
-    trace, options = _trace(args), _options(args)
+    require_distinct(svg=args.svg, trace=args.trace)
+    options = _options(args)
     if args.world < 1:
         raise ValueError(f"--world is {args.world}: there must be at least 1 rank")
+    trace = _trace(args)
     prefetch = _prefetch(trace, args.prefetch, options)
     made = step_plan(trace, prefetch, options)
     print(draw.text([[made.plan]], width=shutil.get_terminal_size((120, 0))[0]))
@@ -79,9 +83,9 @@ def run(args: argparse.Namespace) -> int:
     if args.compare:
         print(f"\n{_comparison(trace, options)}")
     if args.svg:
-        args.svg.write_text(draw.svg(timeline))
+        write_file(args.svg, draw.svg(timeline))
     if args.trace:
-        args.trace.write_text(json.dumps(draw.trace(timeline)))
+        write_file(args.trace, json.dumps(draw.trace(timeline)))
     return 0
 
 
@@ -99,6 +103,8 @@ def _trace(args: argparse.Namespace) -> Trace:
     count = max(several, default=4) if args.layers is None else args.layers
     if count < 1:
         raise ValueError(f"--layers is {count}: there must be at least 1 layer")
+    calls = 3 * args.world if args.verify else 1
+    require_at_most(_MOST, count * args.steps * calls, f"layers * steps{' * 3 calls * ranks' * args.verify}")
     if several - {count}:
         raise ValueError(
             f"{count} layers with lists of {', '.join(map(str, sorted(several)))} numbers: give one number for all "

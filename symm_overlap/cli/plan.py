@@ -24,7 +24,7 @@ from ..collective.planners import (
 )
 from ..plan import Costs, Plan, draw, plan_calls, simulate, verify
 from ..plan.draw.text import LEGEND
-from .mistakes import report_errors
+from .mistakes import report_errors, require_at_most, require_distinct, write_file
 
 PLANNERS: dict[str, Callable[..., Plan]] = {
     "all_gather_matmul": all_gather_consume,
@@ -41,6 +41,10 @@ FUSED: dict[str, Callable[..., Plan]] = {
     "matmul_reduce_scatter": fused_matmul_reduce_scatter,
     "matmul_all_reduce": fused_matmul_all_reduce,
 }
+
+
+MOST_PIECES = 100_000
+"""The largest number of ranks, times the number of ranks, times the number of chunks."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -76,6 +80,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 @report_errors("plan")
 def run(args: argparse.Namespace) -> int:
     """Run the command. Return 0 for success, 1 if --verify finds a problem in the plan, 2 for wrong arguments."""
+    require_distinct(svg=args.svg, trace=args.trace)
     calls = plan_calls(_planner(args), args.world, 3, **_planner_arguments(args))
     picture = draw.text(calls[:1], None if args.rank is None else [args.rank], shutil.get_terminal_size((120, 0))[0])
     costs = _costs(args)
@@ -93,9 +98,9 @@ def run(args: argparse.Namespace) -> int:
                 f"\nsimulated with a matmul of {args.matmul_ms} ms and a copy of {args.copy_ms} ms a chunk:\n{timeline}"
             )
         if args.svg:
-            args.svg.write_text(draw.svg(timeline))
+            write_file(args.svg, draw.svg(timeline))
         if args.trace:
-            args.trace.write_text(json.dumps(draw.trace(timeline)))
+            write_file(args.trace, json.dumps(draw.trace(timeline)))
     return 0
 
 
@@ -110,6 +115,7 @@ def _planner(args: argparse.Namespace) -> Callable[..., Plan]:
 def _planner_arguments(args: argparse.Namespace) -> dict[str, Any]:
     if args.world < 1:
         raise ValueError(f"--world is {args.world}: there must be at least 1 rank")
+    require_at_most(MOST_PIECES, args.world**2 * (args.chunks or 1), "ranks * ranks * chunks")
     if args.one_thread and args.streams == 2:
         raise ValueError("--one-thread means one stream: leave out --streams 2")
     if args.fused:

@@ -18,8 +18,11 @@ from ..pipeline.unit_time import simulate_unit_time
 from ..pipeline.verify import TRANSPORTS, verify
 from ..plan import draw
 from . import schedule_search
-from .mistakes import report_errors
+from .mistakes import report_errors, require_at_most, require_distinct, write_file
 from .schedule_table import describe, per_rank, side_by_side, title
+
+_MOST_CELLS = 1_000_000
+"""The largest generated table, in cells."""
 
 _SOURCE = f"a generator ({', '.join(GENERATORS)}), a CSV file, or - for standard input"
 
@@ -126,13 +129,14 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _simulate(args: argparse.Namespace) -> int:
+    require_distinct(source=Path(args.source), svg=args.svg, trace=args.trace)
     schedule = _schedule(args.source, args)
     result = simulate_cost(schedule, _costs(args, _share(schedule)))
     print(f"{title(schedule, args.source)}\n{per_rank(result)}")
     if args.svg:
-        args.svg.write_text(draw.svg(timeline(result, title(schedule, args.source))))
+        write_file(args.svg, draw.svg(timeline(result, title(schedule, args.source))))
     if args.trace:
-        args.trace.write_text(json.dumps(trace(result, args.source)))
+        write_file(args.trace, json.dumps(trace(result, args.source)))
     return 0
 
 
@@ -144,7 +148,7 @@ def _convert(args: argparse.Namespace) -> int:
     schedule = lower(schedule, waits=args.waits, deferred=args.deferred) if args.lower else schedule
     text = write_csv(schedule, args.to)
     if args.out:
-        args.out.write_text(text, newline="")
+        write_file(args.out, text)
     else:
         print(text, end="")
     return 0
@@ -160,18 +164,35 @@ def _compare(args: argparse.Namespace) -> int:
             rows.append((source, schedule, steps, simulate_cost(schedule, _costs(args, _share(schedule)))))
         except ValueError as error:
             refused.append(f"{source} is left out: {error}")
+    if not rows:
+        raise ValueError("\n".join(refused))
     print(side_by_side(rows))
     for text in refused:
         print(text)
-    return 0 if rows else 2
+    return 0
 
 
 def _schedule(source: str, args: argparse.Namespace) -> Schedule:
     """Read or generate the schedule that ``source`` names."""
     if source == "-" or source.endswith(".csv") or Path(source).is_file():
-        text = sys.stdin.read() if source == "-" else Path(source).read_text()
-        return read_csv(text, args.dialect, pipelines=args.pipelines)
+        return _read(source, args)
+    stages = args.ranks * (2 if args.stages_per_rank is None else args.stages_per_rank)
+    require_at_most(_MOST_CELLS, stages * (args.microbatches + args.ranks), "stages * (microbatches + ranks)")
     return generate(source, args.ranks, args.microbatches, args.stages_per_rank)
+
+
+def _read(source: str, args: argparse.Namespace) -> Schedule:
+    """Read the schedule in a file, or in standard input if ``source`` is "-"."""
+    try:
+        if source != "-":
+            text = Path(source).read_text(encoding="utf-8")
+        elif sys.stdin is None:
+            raise ValueError("it is closed")
+        else:
+            text = sys.stdin.read()
+        return read_csv(text, args.dialect, pipelines=args.pipelines)
+    except ValueError as error:
+        raise ValueError(f"{'standard input' if source == '-' else source}: {error}") from error
 
 
 def _communicates(schedule: Schedule) -> bool:

@@ -6,6 +6,7 @@ import argparse
 import math
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -14,8 +15,11 @@ from ..pipeline.cost_file import read_costs
 from ..pipeline.layer_costs import LayerCosts
 from ..pipeline.search import PARTITIONS, SearchResult, search
 from ..pipeline.search.find import STAGES_PER_RANK, STEPS
+from .mistakes import report_errors, require_at_most, require_distinct, require_writable, write_file
 
 BAR_WIDTH = 24
+MOST_CELLS = 1_000_000
+"""The largest table that is simulated, in cells."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -38,32 +42,46 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     return parser
 
 
+@report_errors("schedule search")
 def run(args: argparse.Namespace) -> int:
     """Run the command. Return 0 for success, 1 if no schedule fits the memory cap, 2 for wrong arguments."""
+    require_distinct(cost=args.cost, out=args.out, lowered=args.lowered)
+    layers, counts = _costs(args.cost), _counts(args.stages_per_rank)
+    require_at_most(MOST_CELLS, args.ranks * (args.microbatches + args.ranks), "ranks * (microbatches + ranks)")
+    for path in filter(None, (args.out, args.lowered)):
+        require_writable(path)
     try:
-        layers = _costs(args.cost)
-        counts = _counts(args.stages_per_rank)
-        bar = Bar(sys.stderr)
-        try:
-            found = search(
-                args.ranks,
-                args.microbatches,
-                layers,
-                memory_cap=args.memory_cap,
-                stages_per_rank=counts,
-                partition=args.partition,
-                seed=args.seed,
-                steps=args.steps,
-                progress=bar.step,
-            )
-        finally:
-            bar.clear()
-    except (ValueError, OSError) as error:
-        print(f"symm-overlap schedule search: {_words(error)}", file=sys.stderr)
-        return 1 if str(error).startswith("no schedule fits") else 2
+        found = _search(args, layers, counts)
+    except ValueError as error:
+        if not str(error).startswith("no schedule fits"):
+            raise
+        print(f"symm-overlap schedule search: {error}", file=sys.stderr)
+        return 1
     print(found)
     print(f"layers of each stage: {' '.join(map(str, found.sizes))}")
-    return _write(args, found)
+    for path, schedule in ((args.out, found.schedule), (args.lowered, found.lowered)):
+        if path is not None:
+            write_file(path, write_csv(schedule))
+    return 0
+
+
+def _search(args: argparse.Namespace, layers: LayerCosts, counts: Sequence[int]) -> SearchResult:
+    """Search, with a progress bar."""
+    bar = Bar(sys.stderr)
+    try:
+        return search(
+            args.ranks,
+            args.microbatches,
+            layers,
+            memory_cap=args.memory_cap,
+            stages_per_rank=counts,
+            partition=args.partition,
+            seed=args.seed,
+            steps=args.steps,
+            progress=bar.step,
+        )
+    finally:
+        bar.clear()
 
 
 def _costs(path: Path) -> LayerCosts:
@@ -82,33 +100,17 @@ def _counts(text: str) -> list[int]:
         raise ValueError(f"--stages-per-rank is {text!r}: give numbers separated by commas, such as 1,2,4") from None
 
 
-def _write(args: argparse.Namespace, found: SearchResult) -> int:
-    for path, schedule in ((args.out, found.schedule), (args.lowered, found.lowered)):
-        if path is not None:
-            try:
-                path.write_text(write_csv(schedule), newline="")
-            except OSError as error:
-                print(f"symm-overlap schedule search: {_words(error)}", file=sys.stderr)
-                return 2
-    return 0
-
-
-def _words(error: Exception) -> str:
-    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
-
-
 class Bar:
-    """A progress bar, shown only if the output is a terminal."""
+    """A progress bar, shown only if the output is a terminal. None is an output that is closed."""
 
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-        self._shown = out.isatty()
+    def __init__(self, out: TextIO | None) -> None:
+        self._out = out if out is not None and out.isatty() else None
         self._last = 0.0
 
     def step(self, done: int, steps: int, best: float) -> None:
         """Show how many schedules have been simulated. Updates at most ten times a second."""
         now = time.monotonic()
-        if not self._shown or now - self._last < 0.1:
+        if self._out is None or now - self._last < 0.1:
             return
         self._last = now
         filled = min(BAR_WIDTH, done * BAR_WIDTH // steps)
@@ -118,6 +120,6 @@ class Bar:
 
     def clear(self) -> None:
         """Remove the bar."""
-        if self._shown:
+        if self._out is not None:
             self._out.write("\r\x1b[K")
             self._out.flush()

@@ -7,10 +7,12 @@ one line.
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 VOCABULARY = 256  # the model reads and writes bytes
+MOST_BYTES = 2**31  # of a step; it is read as int64, which is eight times as large
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,8 @@ def problem(config: TrainConfig, where: LaunchEnvironment) -> str | None:
         return f"--seq {config.seq} is not a multiple of --tp {config.tp}; ranks must hold equal parts of the sequence"
     if config.batch % config.fsdp:
         return f"--batch {config.batch} is not a multiple of --fsdp {config.fsdp}; ranks must get equal parts of it"
+    if config.batch * config.seq >= MOST_BYTES:
+        return f"--batch {config.batch} times --seq {config.seq} is too large; a step must have less than 2 GiB of text"
     if config.compile and config.fsdp > 1:
         return f"--compile and --fsdp {config.fsdp}: a compiled model cannot be sharded yet; leave one of them out"
     if (found := _ranks_problem(config, where)) is not None:
@@ -140,6 +144,9 @@ def problem(config: TrainConfig, where: LaunchEnvironment) -> str | None:
     for option, path in (("--text", config.text), ("--timeline", config.timeline)):
         if (found := _path_problem(option, path)) is not None:
             return found
+    for option, path in (("--text", config.text), ("--schedule", config.schedule)):
+        if path is not None and config.timeline is not None and Path(path).resolve() == Path(config.timeline).resolve():
+            return f"{option} and --timeline are the same file, {path}, which the timeline would overwrite"
     return None
 
 
@@ -177,6 +184,10 @@ def _path_problem(option: str, path: str | None) -> str | None:
         return found and f"--text {path}: {found}"
     if Path(path).is_dir() or not Path(path).absolute().parent.is_dir():
         return f"--timeline {path}: not a file in an existing folder; give a file name whose folder exists"
+    if not os.access(path if Path(path).exists() else Path(path).absolute().parent, os.W_OK):
+        return f"--timeline {path}: no permission to write there"
+    if path.encode(errors="replace") != path.encode(errors="surrogateescape"):
+        return f"--timeline {path}: torch's profiler writes no file whose name is not UTF-8; give another name"
     return None
 
 

@@ -60,8 +60,12 @@ class Agreement:
 
 
 def agreement(first: list[float], second: list[float], allowed: float) -> Agreement:
-    """Compare two loss curves step by step, relative to the second. Steps count from 1. A NaN never agrees."""
-    differences = [abs(a - b) / abs(b) for a, b in zip(first, second, strict=True)]
+    """Compare two loss curves step by step, relative to the second. Steps count from 1.
+
+    A NaN never agrees. A loss of 0, which a text of equal bytes reaches, agrees with 0 alone.
+    """
+    pairs = zip(first, second, strict=True)
+    differences = [abs(a - b) / abs(b) if b else (math.inf if a else 0.0) for a, b in pairs]
     differences = [math.inf if math.isnan(d) else d for d in differences]
     bad = [step for step, d in enumerate(differences, 1) if d > allowed]
     worst = max(range(len(differences)), key=differences.__getitem__)

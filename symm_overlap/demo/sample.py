@@ -14,7 +14,7 @@ def generate(trainer: Trainer, prompt: str, count: int, seq: int, seed: int, tem
     one forward pass over a window of ``seq`` bytes. The window is padded after the text, where a causal model does not
     look.
     """
-    text = list(prompt.encode())
+    text = list(prompt.encode(errors="surrogateescape"))  # the bytes of the command line, even if they are not UTF-8
     generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
         context = text[-seq:]

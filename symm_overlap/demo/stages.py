@@ -74,6 +74,10 @@ def pipeline_problem(config: TrainConfig) -> str | None:
         return f"--compile and --pp {config.pp}: stages of a pipeline cannot be compiled yet; leave one of them out"
     if config.microbatches < 0:
         return f"--microbatches is {config.microbatches}; it must be 0 (a number that suits the batch) or more"
+    if config.pp > config.model.pieces:  # checked here, because a schedule of very many ranks takes all memory
+        return f"--pp {config.pp} is too many: {_pieces(config)}"
+    if config.microbatches and (found := _uneven(config, config.microbatches)) is not None:
+        return found
     if config.timeline is not None and config.steps < TIMED_STEPS:
         return (
             f"--steps is {config.steps}; it must be at least {TIMED_STEPS} for the --timeline of a pipeline, which "
@@ -97,13 +101,25 @@ def _misfit(config: TrainConfig, schedule: Schedule) -> str | None:
         return (
             f"--schedule {name} has {schedule.microbatches} microbatches, and --microbatches is {config.microbatches}"
         )
-    if config.share % schedule.microbatches:
-        each = "" if config.fsdp == 1 else f" times --fsdp {config.fsdp}"
-        return f"--batch {config.batch} is not a multiple of the {schedule.microbatches} microbatches of a step{each}"
+    if (found := _uneven(config, schedule.microbatches)) is not None:
+        return found
     stages = schedule.stages // schedule.pipelines
     if stages > pieces:
-        return (
-            f"--schedule {name} with --pp {config.pp} has {stages} stages, but --size {config.size} can be cut into "
-            f"{pieces} at most: the embedding, {config.model.layers} blocks, and norm and head"
-        )
+        return f"--schedule {name} with --pp {config.pp} has {stages} stages, but {_pieces(config)}"
     return None
+
+
+def _uneven(config: TrainConfig, microbatches: int) -> str | None:
+    """Return one line that says that a batch cannot be divided into so many microbatches, or None."""
+    if config.share % microbatches == 0:
+        return None
+    each = "" if config.fsdp == 1 else f" times --fsdp {config.fsdp}"
+    return f"--batch {config.batch} is not a multiple of the {microbatches} microbatches of a step{each}"
+
+
+def _pieces(config: TrainConfig) -> str:
+    """Return words that say into how many stages the model can be cut."""
+    return (
+        f"--size {config.size} can be cut into {config.model.pieces} at most: the embedding, {config.model.layers} "
+        "blocks, and norm and head"
+    )

@@ -133,7 +133,7 @@ def _conclude(config: TrainConfig, curves: list[Curve], sample: str, timed: str 
         print(verdict if len(curves) == 2 else f"{curves[0].name} and {other.name}: {verdict}")
         code = code if verdict.ok else 1
     if config.timeline is not None:
-        print(f"timeline of step {config.steps}: {config.timeline}")
+        print(f"timeline of step {config.steps}: {printable(config.timeline, sys.stdout.encoding)}")
     if timed is not None:
         print(timed)
     if config.sample:
@@ -143,7 +143,7 @@ def _conclude(config: TrainConfig, curves: list[Curve], sample: str, timed: str 
 
 
 def _headline(config: TrainConfig, trainer: Trainer, text_bytes: int) -> str:
-    source = "pydoc_data.topics" if config.text is None else config.text
+    source = "pydoc_data.topics" if config.text is None else printable(config.text, sys.stdout.encoding)
     ranks = f"{config.tp} x {config.device}"
     if trainer.stages > 1:
         ranks = f"{config.pp} x {ranks} as a pipeline of {trainer.stages} stages"

@@ -48,7 +48,7 @@ def read_costs(text: str) -> LayerCosts:
     toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         table: dict[str, Any] = toml.loads(text)
-    except toml.TOMLDecodeError as error:
+    except (toml.TOMLDecodeError, RecursionError) as error:  # the second one is for lists that are nested too deeply
         raise ValueError(f"the costs are not TOML: {error}") from error
     ends = {name: table.pop(name) for name in ("first", "last") if name in table}
     given = table.pop("layers", None)

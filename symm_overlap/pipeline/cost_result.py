@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ..plan.work import TIE, Times
 from .action import Action
 from .costs import PipelineCosts
-from .encoded import NUMBERS, Encoded, parts_of
+from .encoded import NUMBERS, Encoded, fields, parts_of
 
 _COMPUTE = {NUMBERS[kind] for kind in ("F", "I", "W", "B", "OVERLAP_F_B")}
 _SENDS = {NUMBERS["SEND_F"]: NUMBERS["RECV_F"], NUMBERS["SEND_B"]: NUMBERS["RECV_B"]}
@@ -85,17 +85,18 @@ class CostResult:
     def exposed(self) -> tuple[float, ...]:
         """For each rank, how long it communicates without computing. Sends, receives, gathers and reductions count."""
         moving: list[list[Interval]] = [[] for _ in range(self.encoded.ranks)]
-        receiver: dict[int, int] = {}  # the rank of each receive
+        transfers: dict[tuple[int, int, int], Interval] = {}  # the send of each message, by the fields of its receive
+        for rank, number, kind in self._cells():
+            if kind in _OWN or kind in _SENDS:
+                moving[rank].append((self.times.starts[number], self.times.ends[number]))
+            if kind in _SENDS:
+                _, stage, microbatch = fields(self.encoded.cells[number])
+                receiver = stage + (1 if kind == NUMBERS["SEND_F"] else -1)
+                transfers[_SENDS[kind], receiver, microbatch] = moving[rank][-1]
+        # A receive may end later than its send, behind another receive. The message travels during the send.
         for rank, number, kind in self._cells():
             if kind in _SENDS.values():
-                receiver[number] = rank
-        of_send = {self.times.causes[recv]: rank for recv, rank in receiver.items()}
-        for rank, number, kind in self._cells():
-            interval = (self.times.starts[number], self.times.ends[number])
-            if kind in _OWN or kind in _SENDS:
-                moving[rank].append(interval)
-            if number in of_send:
-                moving[of_send[number]].append(interval)
+                moving[rank].append(transfers[fields(self.encoded.cells[number])])
         return tuple(
             _length([*moves, *computes]) - _length(computes)
             for moves, computes in zip(moving, self._compute, strict=True)

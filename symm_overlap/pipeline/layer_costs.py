@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any
 
 from .costs import PipelineCosts
@@ -35,7 +36,8 @@ class LayerCosts:
             layer's output. Latency, bandwidth and the other costs hold for the whole pipeline.
 
     Raises:
-        TypeError, ValueError: ``layers`` is not a positive integer, or a cost has another number of entries.
+        TypeError, ValueError: ``layers`` is not a positive integer, a cost has another number of entries, or the costs
+            of all layers add up to more than a float can hold.
     """
 
     layers: int
@@ -52,6 +54,11 @@ class LayerCosts:
                 raise ValueError(
                     f"{name} has {len(value)} numbers, but there are {self.layers} layers: give one, or {self.layers}"
                 )
+
+        values = [getattr(self.costs, name) or 0.0 for name in _SUMMED]
+        total = sum(sum(value) if isinstance(value, Sequence) else value * self.layers for value in values)
+        if not isfinite(total):
+            raise ValueError("the costs of all layers add up to more than a float can hold: give them in larger units")
 
     def of_stages(self, sizes: Sequence[int], copies: int = 1) -> PipelineCosts:
         """Return the costs of stages that consist of consecutive layers.

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sized
+from math import isfinite
 from typing import NamedTuple
 
 from .. import _sim
@@ -93,6 +94,16 @@ def run(work: Work) -> Times:
         memoryview(causes).cast("q"),
         memoryview(order).cast("q"),
     )
+
+
+def require_finite(times: Times) -> None:
+    """Raise if the times are too large for what is computed from them.
+
+    Raises:
+        ValueError: a time is not finite.
+    """
+    if not all(map(isfinite, times.ends)):
+        raise ValueError("the times add up to more than a float can hold: give them in larger units")
 
 
 def integers(values: Iterable[int]) -> memoryview[int]:

@@ -118,7 +118,13 @@ def test_image_and_trace_are_written(tmp_path):
         (["--optimizer", "-1", "--forward-only"], "--optimizer is -1"),
         (["--other", "-1"], "--other is -1"),
         (["--prefetch", "depth"], "prefetch policy 'depth'"),
+        (["--layers", "99999999999999"], "layers * steps is 1e+14: this command works up to 50000"),
+        (["--svg", "x", "--trace", "x"], "svg and trace are the same file"),
+        (["--steps", "1000000"], "layers * steps is 4e+06"),
+        (["--world", "1000000", "--verify"], "layers * steps * 3 calls * ranks is 1.2e+07"),
+        (["--mib", "1e308"], "a number is too large"),
         (["--svg", "/nonexistent/plan.svg"], "/nonexistent/plan.svg: No such file"),
+        (["--trace", "/dev/full"], "/dev/full: No space left"),
     ],
 )
 def test_mistakes_are_told_in_one_line(arguments, said, capsys):

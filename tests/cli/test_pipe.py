@@ -1,4 +1,5 @@
-"""A command ends quietly if nobody reads its output any more, as in ``symm-overlap train | head -1``."""
+"""A command ends quietly if nobody reads its output any more, as in ``symm-overlap train | head -1``. If its output
+cannot be written, it says so in one line."""
 
 from __future__ import annotations
 
@@ -32,6 +33,12 @@ def start(arguments: list[str], unbuffered: bool) -> subprocess.Popen[str]:
     )
 
 
+def in_shell(command: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as a shell does that redirects its standard streams."""
+    line = f'exec "{sys.executable}" -m symm_overlap.cli {command}'
+    return subprocess.run(line, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+
 @pytest.mark.parametrize(("arguments", "unbuffered"), [(["plan", "all_gather_matmul"], True), (["info"], False)])
 def test_a_closed_pipe_ends_the_command_quietly(arguments: list[str], unbuffered: bool) -> None:
     process = start(arguments, unbuffered)
@@ -39,6 +46,20 @@ def test_a_closed_pipe_ends_the_command_quietly(arguments: list[str], unbuffered
     process.stdout.close()
     assert process.communicate(timeout=120)[1] == ""
     assert process.returncode == 141, "the exit code must be 128 + SIGPIPE, as for other programs"
+
+
+@pytest.mark.parametrize("command", ["plan all_gather_matmul", "info"])
+def test_a_full_disk_is_told_in_one_line(command: str) -> None:
+    done = in_shell(f"{command} > /dev/full")
+    assert done.stderr == "symm-overlap: input or output failed: No space left on device\n"
+    assert done.returncode == 1
+
+
+def test_a_command_works_without_its_standard_streams() -> None:
+    assert in_shell("plan all_gather_matmul >&-").returncode == 0
+    done = in_shell("schedule show - <&-")
+    assert done.stderr == "symm-overlap schedule: standard input: it is closed\n"
+    assert done.returncode == 2
 
 
 def test_a_closed_pipe_is_no_mistake_of_the_arguments(capsys: pytest.CaptureFixture[str]) -> None:

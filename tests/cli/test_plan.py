@@ -112,7 +112,12 @@ DURATIONS = ["--matmul-ms", "--copy-ms"]
         (["--one-shot"], "--one-shot is for matmul_all_reduce, not for all_gather_matmul"),
         (["--fused", "--in-place", "--streams", "2"], "leave out --streams, --in-place"),
         (["--fused", "--one-shot", "--no-sleep"], "leave out --one-shot, --no-sleep"),
+        (["--svg", "x", "--trace", "./x"], "svg and trace are the same file, x: one would overwrite the other"),
+        (["--world", "1000000"], "ranks * ranks * chunks is 1e+12: this command works up to 100000"),
+        (["--chunks", "99999999999999999999"], "ranks * ranks * chunks is"),
+        (["--matmul-ms", "1e308", "--simulate"], "the times add up to more than a float can hold"),
         (["--svg", "/nonexistent/plan.svg"], "/nonexistent/plan.svg: No such file"),
+        (["--svg", "/dev/full"], "/dev/full: No space left"),
     ],
 )
 def test_mistakes_are_told_in_one_line(arguments, said, capsys):

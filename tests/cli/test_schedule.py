@@ -96,6 +96,18 @@ def test_compare_has_a_row_for_every_generator_that_can_be_made(capsys: Captured
     assert shown[-1].startswith("DualPipe is left out: DualPipe: ranks make pairs")
 
 
+def test_a_table_that_cannot_be_read_is_named(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "latin.csv"
+    path.write_bytes(b"0F0,\xe9\n")
+    assert f"{path}: 'utf-8' codec can't decode" in printed(capsys, "show", str(path), code=2)
+    path.write_text("0F0,0G0\n")
+    assert f"{path}: row 1 (rank 0), cell 2: '0G0' is not an action" in printed(capsys, "show", str(path), code=2)
+    monkeypatch.setattr("sys.stdin", None)
+    assert "standard input: it is closed" in printed(capsys, "show", "-", code=2)
+
+
 def test_convert_writes_what_the_passes_make(tmp_path: Path, capsys: Captured) -> None:
     source = generate("ZBV", 2, 4)
     assert printed(capsys, "convert", "zbv", *SMALL) == write_csv(source)
@@ -117,6 +129,12 @@ def test_convert_writes_what_the_passes_make(tmp_path: Path, capsys: Captured) -
         (["verify", "1F1B", "--ranks", "0"], "ranks must be at least 1"),
         (["convert", "1F1B", "--waits"], "add --lower"),
         (["convert", "1F1B", "--out", "/nowhere/x.csv"], "/nowhere/x.csv: No such file"),
+        (["convert", "1F1B", "--out", "/dev/full"], "/dev/full: No space left"),
+        (["show", "1F1B", "--ranks", "100000"], "stages * (microbatches + ranks) is"),
+        (["show", "GPipe", "--ranks", "99999999999999999999"], "stages * (microbatches + ranks) is"),
+        (["simulate", "1F1B", "--forward", "1e308"], "the times add up to more than a float can hold"),
+        (["simulate", "x.csv", "--svg", "x.csv"], "source and svg are the same file"),
+        (["compare", "1G1B"], "1G1B is left out: there is no schedule '1G1B'"),
         (["simulate", "1F1B", "--svg", "/nowhere/x.svg"], "/nowhere/x.svg: No such file"),
     ],
 )

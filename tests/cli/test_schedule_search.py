@@ -58,6 +58,9 @@ def test_it_prints_the_table_and_writes_what_it_found(costs, tmp_path, capsys):
         (["--stages-per-rank", "1,two"], 2, "--stages-per-rank is '1,two'"),
         (["--cost", "nowhere.toml"], 2, "nowhere.toml: No such file"),
         (["--out", "nowhere/best.csv"], 2, "nowhere/best.csv: No such file"),
+        (["--out", "."], 2, ".: Is a directory"),
+        (["--lowered", "/dev/full"], 2, "/dev/full: No space left"),
+        (["--microbatches", "99999999"], 2, "ranks * (microbatches + ranks) is 2e+08"),
     ],
 )
 def test_mistakes_are_told(costs, tmp_path, monkeypatch, capsys, arguments, code, message):
@@ -68,6 +71,23 @@ def test_mistakes_are_told(costs, tmp_path, monkeypatch, capsys, arguments, code
     assert error.startswith("symm-overlap schedule search: ")
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_a_file_that_cannot_be_written_is_told_before_the_search(costs, monkeypatch, capsys):
+    monkeypatch.setattr(schedule_search, "search", lambda *_, **__: pytest.fail("the search was started"))
+    for path in ("/nowhere/best.csv", "."):
+        assert run("--ranks", 2, "--microbatches", 3, "--cost", costs, "--lowered", path) == 2
+        assert f"symm-overlap schedule search: {path}: " in capsys.readouterr().err
+
+
+def test_no_file_overwrites_another(costs, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(schedule_search, "search", lambda *_, **__: pytest.fail("the search was started"))
+    given, other = ("--ranks", 2, "--microbatches", 3, "--cost", costs), tmp_path / "best.csv"
+    assert run(*given, "--out", costs) == 2
+    assert "cost and out are the same file" in capsys.readouterr().err
+    assert run(*given, "--out", other, "--lowered", other) == 2
+    assert "out and lowered are the same file" in capsys.readouterr().err
+    assert costs.read_text() == COSTS
 
 
 def test_costs_that_cannot_be_are_told_with_their_key(costs, capsys):

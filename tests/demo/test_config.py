@@ -36,6 +36,8 @@ HOST = LaunchEnvironment()
         ({"text": "/proc/self/clear_refs"}, "--text /proc/self/clear_refs: cannot be read: "),
         ({"text": "x" * 300}, f"--text {'x' * 300}: cannot be read: File name too long"),
         ({"timeline": "no/such/folder/x.json"}, "--timeline no/such/folder/x.json"),
+        ({"timeline": "\udce9.json"}, "whose name is not UTF-8"),
+        ({"batch": 10**20}, f"--batch {10**20} times --seq 256 is too large"),
         ({"device": "cuda"}, "no GPU is visible"),
     ],
 )
@@ -44,6 +46,22 @@ def test_a_wrong_setting_is_named(change: dict[str, Any], words: str) -> None:
     assert found is not None
     assert words in found
     assert "\n" not in found
+
+
+def test_a_timeline_that_cannot_be_written_is_named_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)
+    found = problem(dataclasses.replace(TrainConfig(), timeline="x.json"), HOST)
+    assert found == "--timeline x.json: no permission to write there"
+
+
+@pytest.mark.parametrize("option", ["text", "schedule"])
+def test_a_timeline_overwrites_no_input(option: str, tmp_path: Path) -> None:
+    path = tmp_path / "input.csv"
+    path.write_text("0F0,0B0\n")
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    config = dataclasses.replace(TrainConfig(), pp=2, timeline=str(link), **{option: str(path)})
+    assert f"--{option} and --timeline are the same file" in str(problem(config, HOST))
 
 
 def test_right_settings_pass(tmp_path: Path) -> None:

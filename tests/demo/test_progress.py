@@ -52,6 +52,12 @@ def test_bar_is_for_terminals_and_leaves_nothing_behind() -> None:
     assert terminal.getvalue().endswith("\r\x1b[K")
 
 
+def test_a_loss_of_zero_agrees_with_zero_alone() -> None:
+    assert agreement([1.0, 0.0], [1.0, 0.0], 1e-4).ok
+    assert agreement([0.0, 1e-9], [0.0, 0.0], 1e-4).first_bad_step == 2
+    assert agreement([math.nan], [0.0], 1e-4).first_bad_step == 1
+
+
 def test_losses_agree_within_the_allowed_relative_difference() -> None:
     found = agreement([2.0, 4.0002], [2.0, 4.0], 1e-4)
     assert found.ok

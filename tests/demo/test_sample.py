@@ -36,6 +36,11 @@ def test_sample_continues_the_prompt_by_the_bytes_asked_for() -> None:
     assert len("ab") < len(text) <= len("ab") + 7
 
 
+def test_a_prompt_may_be_bytes_that_are_not_utf8() -> None:
+    text = generate(alone(), "a\udce9b", 3, CONFIG.seq, 0)  # how Python reads the byte e9 from the command line
+    assert text.startswith("a\ufffdb")
+
+
 def test_model_sees_the_last_bytes_that_fit_its_window() -> None:
     seen = []
 

@@ -38,6 +38,8 @@ def test_embedding_and_head_go_with_blocks_where_there_are_enough() -> None:
         ({"microbatches": -1}, "--microbatches is -1"),
         ({"microbatches": 3}, "--batch 4 is not a multiple of the 3 microbatches"),
         ({"fsdp": 2, "microbatches": 4}, "--batch 4 is not a multiple of the 4 microbatches of a step times --fsdp 2"),
+        ({"microbatches": 10**12}, "--batch 4 is not a multiple of the 1000000000000 microbatches"),
+        ({"pp": 10**6, "schedule": None}, "--pp 1000000 is too many: --size small can be cut into 6 at most"),
         ({"schedule": "ABC"}, "--schedule ABC: there is no schedule 'ABC': it is one of GPipe, 1F1B"),
         ({"schedule": "DualPipe", "pp": 3}, "--schedule DualPipe: DualPipe: ranks make pairs"),
         ({"pp": 4}, "with --pp 4 has 8 stages, but --size small can be cut into 6 at most: the embedding, 4 blocks"),

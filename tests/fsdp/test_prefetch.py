@@ -268,3 +268,5 @@ def test_policies_have_texts(text: str, policy: Any) -> None:
 
 def test_sizes_are_bytes() -> None:
     assert [bytes_of(size) for size in (0, "7", "2KB", "2KiB", "1.5 MiB")] == [0, 7, 2000, 2048, 3 << 19]
+    assert bytes_of(2**53 + 1) == 2**53 + 1, "a size is exact"
+    assert bytes_of("9" * 400) == int("9" * 400), "a size may be larger than a float"

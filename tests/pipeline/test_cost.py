@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from symm_overlap.pipeline import Schedule
@@ -173,6 +175,49 @@ def test_where_receives_stand_matters_only_in_one_stream() -> None:
     dual = generate("DualPipe", 4, 8)
     one = PipelineCosts(one_receive_stream=True)
     assert simulate_cost(dual, one).makespan > simulate_cost(dual).makespan
+
+
+def test_a_message_travels_while_it_is_sent_even_if_its_receive_waits_behind_another() -> None:
+    schedule = table(
+        "0F0,0SEND_F0,0F1,0SEND_F1",
+        "1RECV_F0,1F0,1SEND_F0,1RECV_B0,1RECV_F1,1F1",
+        "2RECV_F0,2F0,2B0,2SEND_B0",
+    )
+    for one in (False, True):
+        result = simulate_cost(schedule, PipelineCosts(forward=0.5, message=[1.0, 0.0, 0.0], one_receive_stream=one))
+        # The messages travel from 0.5 to 1.5 and from 1.5 to 2.5. Rank 1 computes 1F0 from 1.5 to 2.
+        assert result.exposed[1] == 1.5, one
+
+
+@pytest.mark.parametrize("one_stream", [False, True])
+def test_exposed_communication_is_the_time_of_moving_without_computing(one_stream: bool) -> None:
+    for seed in range(60):
+        schedule = lower(random_compute(seed))
+        costs = PipelineCosts(
+            forward=0.5, message=0.75, latency=0.25, unshard=0.5, reduce_grad=1.0, one_receive_stream=one_stream
+        )
+        result = simulate_cost(schedule, costs)
+        timed = [result.timed(number) for number in range(len(result.times.ends))]
+        sends = {(ran.action.kind, ran.action.stage, ran.action.microbatch): ran for ran in timed}
+        for rank in range(schedule.ranks):
+            computes, moves = [], []
+            for ran in (ran for ran in timed if ran.rank == rank):
+                stage, kind, microbatch, _ = ran.action
+                if kind in ("F", "I", "W", "B"):
+                    computes.append((ran.start, ran.end))
+                elif kind in ("SEND_F", "SEND_B", "UNSHARD", "REDUCE_GRAD"):
+                    moves.append((ran.start, ran.end))
+                elif kind in ("RECV_F", "RECV_B"):
+                    sender = stage - 1 if kind == "RECV_F" else stage + 1
+                    moves.append(sends[kind.replace("RECV", "SEND"), sender, microbatch][2:])
+            times = sorted({time for interval in [*computes, *moves] for time in interval})
+            exposed = sum(
+                end - start
+                for start, end in pairwise(times)
+                if any(first <= start and end <= last for first, last in moves)
+                and not any(first <= start and end <= last for first, last in computes)
+            )
+            assert result.exposed[rank] == pytest.approx(exposed), (seed, rank)
 
 
 def test_all_that_lowering_puts_can_be_run() -> None:

@@ -28,6 +28,7 @@ def test_the_embedding_and_the_head_are_added_to_the_first_and_the_last_layer():
     ("text", "message"),
     [
         ("layers = ", "not TOML"),
+        ("layers = " + "[" * 5000 + "]" * 5000, "not TOML"),
         ("forward = 1", "do not say how many layers"),
         ("layers = 0", "layers is 0"),
         ("layers = true", "layers is True"),
@@ -41,6 +42,7 @@ def test_the_embedding_and_the_head_are_added_to_the_first_and_the_last_layer():
         ("layers = 2\nforward = inf", "forward is inf"),
         ("layers = 2\nweight_grad = -1", "weight_grad is -1.0"),
         ("layers = 2\nforward = 1" + "0" * 400, "forward has a number that is too large"),
+        ("layers = 2\nforward = 1e308", "the costs of all layers add up to more than a float can hold"),
         ("layers = 2\nbandwidth = 0", "bandwidth is 0"),
         ("layers = 2\nlast = 3", r"under a line \[last\]"),
         ("layers = 2\n[last]\nlatency = 3", "no cost last.latency"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 
 _UNITS = {"": 1, "B": 1} | {
     f"{letter}{ending}": base**power
@@ -21,7 +22,7 @@ def bytes_of(size: int | str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?i?B)?", str(size).strip())
     if match is None or (match[2] or "") not in _UNITS:
         raise ValueError(f"size {size!r}: give bytes, as a number from 0 or as a text such as '512MiB' or '2GB'")
-    return int(float(match[1]) * _UNITS[match[2] or ""])
+    return int(Fraction(match[1]) * _UNITS[match[2] or ""])
 
 
 @dataclass(frozen=True)
