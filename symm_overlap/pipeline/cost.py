@@ -26,8 +26,8 @@ def simulate_cost(schedule: Schedule | Encoded, costs: PipelineCosts | None = No
         The times of all actions, from which makespan, bubbles, memory and the critical path are computed.
 
     Raises:
-        ValueError: a rank waits for ever (`verify` says why), the costs are for another number of stages, or an action
-            is invalid (`encode`).
+        ValueError: a rank waits for ever (`verify` says why), the costs are for another number of stages, their sum is
+            not finite, or an action is invalid (`encode`).
     """
     costs = PipelineCosts() if costs is None else costs
     encoded = _with_messages(schedule if isinstance(schedule, Encoded) else encode(schedule))
