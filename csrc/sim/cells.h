@@ -78,6 +78,9 @@ struct Rows {
   int64_t length() const { return static_cast<int64_t>(stages()) / pipelines; }
 };
 
+// Throws std::invalid_argument if the integers are not a schedule, so that nothing else has to check an index.
+void require_schedule(const Rows& rows);
+
 // Which actions are done, and whether an action has its input. An action runs on the rank of its stage, so a look-up
 // needs no rank.
 class Done {

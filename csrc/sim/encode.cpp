@@ -69,6 +69,9 @@ struct Encoder {
 
 Encoded encode(const py::tuple& rows, const std::vector<int64_t>& placement, int64_t microbatches,
                const py::dict& numbers) {
+  if (microbatches > kMask || static_cast<int64_t>(placement.size()) > kMask)
+    throw py::value_error("a schedule has at most " + std::to_string(kMask) + " microbatches and stages, not " +
+                          std::to_string(microbatches) + " and " + std::to_string(placement.size()));
   Encoder encoder{placement, microbatches, numbers, {}, {}};
   Encoded& encoded = encoder.encoded;
   encoded.starts.push_back(0);

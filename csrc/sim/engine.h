@@ -29,8 +29,11 @@ struct Times {
   std::vector<int64_t> causes, order;
 };
 
+// Throws std::invalid_argument for arrays that do not fit each other, and for numbers that are not allowed.
+void check(const Work& work);
+
 // Returns the times of all work. `order` is shorter than the work if some of it waits forever.
-// Throws std::invalid_argument for arrays that do not fit each other.
+// Throws what `check` throws.
 Times run(const Work& work);
 
 }  // namespace symm_overlap::sim

@@ -42,7 +42,9 @@ struct Schedule {
         starts(encoded, 1),
         parts(encoded, 2),
         placement(encoded, 3),
-        rows{cells, starts, parts, placement, encoded[4].cast<int64_t>(), encoded[5].cast<int64_t>()} {}
+        rows{cells, starts, parts, placement, encoded[4].cast<int64_t>(), encoded[5].cast<int64_t>()} {
+    sim::require_schedule(rows);
+  }
 };
 
 py::tuple run(const py::tuple& arrays) {

@@ -139,7 +139,8 @@ def encode(schedule: Schedule) -> Encoded:
 
     Raises:
         ValueError: an action has an unknown kind, a stage that does not exist or is on another rank, or a microbatch
-            below 0. The message names the rank, the cell and the action.
+            below 0; the message names the rank, the cell and the action. Or the stages or microbatches are so many that
+            their numbers do not fit.
     """
     cells, starts, parts = map(integers, _sim.encode(schedule.rows, schedule.placement, schedule.microbatches, NUMBERS))
     placement = placement_of(schedule.placement)

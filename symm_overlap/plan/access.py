@@ -4,6 +4,9 @@ Accesses are visited in one order in which they may happen. Each access is compa
 each write also with the reads since that write. This is enough: if all these pairs are ordered, every other pair is
 ordered too, through the writes between them.
 
+The memory of a rank's caller belongs to the call only from that rank's fork to its join. `outside_call` checks that no
+peer touches it before or after.
+
 Buffers of the workspace are checked twice. Within a call they are checked like any other buffer. Each call lays out its
 half of the workspace anew, so any unit of one call may be stored where any unit of an earlier call was. Between calls,
 `early_reuse` therefore compares whole halves.
@@ -67,7 +70,8 @@ def bad_accesses(order: Order) -> Iterator[Problem]:
                         yield _race(order, other, number, region)
                 if unit.write < 0 or order.where[unit.write].call != at.call:
                     unit.fresh = []
-                if unit.readers[-1:] != [number]:
+                again = unit.write >= 0 and order.where[unit.write] is at  # a collective that has arrived and leaves
+                if unit.readers[-1:] != [number] and not again:
                     unit.fresh.append(number)
                 unit.write = number
                 unit.readers = []
@@ -76,6 +80,35 @@ def bad_accesses(order: Order) -> Iterator[Problem]:
 def _race(order: Order, first: int, second: int, region: Region) -> Problem:
     steps = tuple(order.where[number] for number in sorted((first, second)))
     return Problem("data race", steps, f"nothing orders these two accesses to {region}")
+
+
+def outside_call(order: Order) -> Iterator[Problem]:
+    """Yield accesses to a peer's inputs and outputs that may come before the peer's fork or after its join.
+
+    The caller may still use an output before the fork, and may overwrite or free an input after the join. No step of a
+    plan stands for that. A rank's own steps are not considered, since `verify` requires that they come after its fork
+    and before its join.
+    """
+    ran = set(order.sequence)
+    for members in _by_call(order):
+        numbers: defaultdict[int, list[int]] = defaultdict(list)
+        for number in members:
+            numbers[order.where[number].rank].append(number)
+        for number in members:
+            at = order.where[number]
+            if number not in ran:
+                continue
+            buffers = order.calls[at.call][at.rank].buffers
+            for region in at.step.reads + at.step.writes:
+                if region.rank == at.rank or buffers[region.buffer] not in (Life.INPUT, Life.OUTPUT):
+                    continue
+                fork, join = numbers[region.rank][0], numbers[region.rank][-1]
+                if not order.before(fork, number):
+                    text = f"{region} belongs to the caller, who may still use it before this fork"
+                    yield Problem("before the call", (order.where[fork], at), text)
+                if join in ran and not order.before(number, join):
+                    text = f"{region} belongs to the caller, who may overwrite or free it after this join"
+                    yield Problem("after the call", (at, order.where[join]), text)
 
 
 _Half = tuple[int, int]

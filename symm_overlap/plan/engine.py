@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from itertools import pairwise
+from math import isfinite
 from typing import TypeVar
 
 from .work import TIE, Times, Work, doubles, integers
@@ -12,8 +13,26 @@ T = TypeVar("T", int, float)
 
 
 def run(work: Work) -> Times:
-    """Return the times of all work; see `symm_overlap.plan.work`. The lengths of the arrays are not checked."""
+    """Return the times of all work; see `symm_overlap.plan.work`. The lengths of the arrays are not checked.
+
+    Raises:
+        ValueError: a duration, a lot or a slow-down is not allowed.
+    """
+    _require_durations(work)
     return _Run(work).times()
+
+
+def _require_durations(work: Work) -> None:
+    """Raise ValueError for durations that a clock cannot run: it would never go on if it met NaN."""
+    slowest = max([1.0, *work.slow_down])
+    if not all(isfinite(slow_down) and slow_down >= 1.0 for slow_down in work.slow_down):
+        raise ValueError("a slow-down must be finite and at least 1")
+    if not all(duration >= 0.0 for duration in (*work.body, *work.tail)):
+        raise ValueError("a duration must be a number that is at least 0")
+    if not isfinite(slowest * sum(work.body) + sum(work.tail)):
+        raise ValueError("the durations add up to more than a float can hold: give them in larger units")
+    if not all(map(isfinite, work.lots)):
+        raise ValueError("a lot must be finite")
 
 
 class _Run:

@@ -44,7 +44,8 @@ def makespan_of_one_rank(
             streams.
 
     Raises:
-        ValueError: the plan deadlocks if every rank follows it.
+        ValueError: the plan deadlocks if every rank follows it. Or a cost is below 0, or the costs together are not
+            finite.
     """
     count = len(plan.steps)
     issued = operations(plan) if issued is None else issued

@@ -59,6 +59,8 @@ class Order:
         stuck: for each stream that stops for ever, the step at which it stops and the step that it waits for, which is
             None if no rank has that step.
         posts, awaits: numbers of the steps on each slot. The n-th step that posts pairs with the n-th that awaits.
+        arrivals: for each (channel, rank), the numbers of arriving at its barriers. The n-th barriers of all ranks are
+            one barrier.
         calls: the plans from which the order was computed.
     """
 
@@ -69,6 +71,7 @@ class Order:
         self.stuck: dict[int, int | None] = {}
         self.posts: defaultdict[Slot, list[int]] = defaultdict(list)
         self.awaits: defaultdict[Slot, list[int]] = defaultdict(list)
+        self.arrivals: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         self.timeline: list[int] = []  # for each step: its timeline, a stream of a rank
         self._position: list[int] = []  # for each step: its position in its timeline, from 1
         self._timelines: dict[tuple[int, str], int] = {}
@@ -76,7 +79,6 @@ class Order:
         self.follows: defaultdict[int, list[int | None]] = defaultdict(
             list
         )  # the steps of other timelines it waits for
-        self._arrivals: defaultdict[tuple[int, int], list[int]] = defaultdict(list)  # at barriers, by (channel, rank)
         for call, plans in enumerate(calls):
             for plan in plans:
                 self._number(call, plan)
@@ -90,6 +92,18 @@ class Order:
         if timeline == self.timeline[second]:
             return self._position[first] < self._position[second]
         return self._clock[second][timeline] >= self._position[first]
+
+    def reached_after(self, first: int, second: int) -> bool:
+        """True if ``first`` is done before ``second`` is reached in every run. Both must be in ``sequence``.
+
+        A wait is reached before the posts that it awaits have come, so this is a stronger claim than `before`.
+        """
+        rank = self.where[second].rank
+        own = [earlier for earlier in self.follows.get(second, ()) if earlier is not None]
+        own = [earlier for earlier in own if self.where[earlier].rank == rank]
+        if self._position[second] > 1:
+            own.append(self.timelines[self.timeline[second]][self._position[second] - 2])
+        return any(first == earlier or self.before(first, earlier) for earlier in own)
 
     def _number(self, call: int, plan: Plan) -> None:
         numbers: list[int] = []
@@ -107,7 +121,7 @@ class Order:
                 for peer in step.peers:
                     self.awaits[peer, plan.rank, channel].append(number)
             elif meets == "everyone":
-                self._arrivals[channel, plan.rank].append(number)
+                self.arrivals[channel, plan.rank].append(number)
                 number = self._append(at)
             numbers.append(number)
 
@@ -127,8 +141,8 @@ class Order:
             posts = self.posts[slot]
             for turn, number in enumerate(awaits):
                 self.follows[number].append(posts[turn] if turn < len(posts) else None)
-        for (channel, rank), arrivals in list(self._arrivals.items()):
-            others = [self._arrivals.get((channel, other), []) for other in range(world) if other != rank]
+        for (channel, rank), arrivals in list(self.arrivals.items()):
+            others = [self.arrivals.get((channel, other), []) for other in range(world) if other != rank]
             for turn, arrival in enumerate(arrivals):  # arrival + 1 is the step's number for leaving
                 self.follows[arrival + 1] += [other[turn] if turn < len(other) else None for other in others]
 

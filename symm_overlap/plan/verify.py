@@ -4,12 +4,14 @@ The proof uses nothing but the order that the steps enforce (`order`), so it hol
 shows:
 
 - No stream waits for ever, and no signal is left over that a later call would consume.
-- The n-th signal of a slot is the n-th in every run, and so is the n-th wait. So counting signals is enough.
+- The n-th signal of a slot is the n-th in every run, and so are the n-th wait, and a rank's n-th barrier of a channel.
+  So counting them is enough.
 - Any two accesses to the same memory, at least one of them a write, are ordered.
 - A call writes to a half of the workspace only after all accesses of earlier calls to that half.
 - Whatever a step reads was written in the same call, unless the buffer outlives calls. Whatever the join reads was
   written exactly once.
 - If the calls may be captured in CUDA graphs, no order that a graph may choose is a deadlock (`graph_order`).
+- Peers touch the inputs and outputs of a rank's caller only between the fork and the join of that rank.
 - All steps of a call come after the fork and before the join by this rank's own order, so a call does not leave its
   caller's stream. Therefore the stream can be captured into a graph, and the caller can free the tensors it passed.
 """
@@ -20,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from .access import bad_accesses, early_reuse
+from .access import bad_accesses, early_reuse, outside_call
 from .graph_order import graph_deadlocks
 from .kinds import find
 from .order import At, Calls, Order, Problem
@@ -91,6 +93,7 @@ def find_problems(calls: Calls, halves: Sequence[int] | None = None, *, graphs: 
     yield from _deadlocks(order)
     yield from _miscounted(order)
     yield from bad_accesses(order)
+    yield from outside_call(order)
     yield from early_reuse(order, [call % 2 for call in range(len(calls))] if halves is None else halves)
     for call, plans in enumerate(calls):
         for plan in plans:
@@ -195,14 +198,18 @@ def _miscounted(order: Order) -> Iterator[Problem]:
                 "leftover signal", (order.where[number],), "no wait consumes it, so a later call's wait would"
             )
     ran = set(order.sequence)
-    for kind, slots in (("signals", order.posts), ("waits", order.awaits)):
-        for numbers in slots.values():
+    counted = (
+        ("signals", "slot", order.posts),
+        ("waits", "slot", order.awaits),
+        ("barriers", "channel", order.arrivals),
+    )
+    for kind, where, of in counted:
+        for numbers in of.values():
             for first, second in pairwise(number for number in numbers if number in ran):
-                if not order.before(first, second):
+                if not order.reached_after(first, second):
                     steps = (order.where[first], order.where[second])
-                    yield Problem(
-                        f"unordered {kind}", steps, "one slot is used on two streams, so either may come first"
-                    )
+                    text = f"one {where} is used on two streams, so either may come first"
+                    yield Problem(f"unordered {kind}", steps, text)
 
 
 def _leaks(call: int, plan: Plan) -> Iterator[Problem]:

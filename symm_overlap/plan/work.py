@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sized
-from math import isfinite
 from typing import NamedTuple
 
 from .. import _sim
@@ -36,13 +35,14 @@ class Work(NamedTuple):
             never comes.
         holds_starts, holds: in the same form, the resources that n holds, numbered from 0. Work with the same first
             resource forms a queue.
-        body, tail: durations, in any unit in which 1e-9 is negligible.
+        body, tail: durations, in any unit in which 1e-9 is negligible. They are at least 0, and their sum is finite.
         lottery: the lottery from which the work draws its lot when it becomes ready; -1: its lot is 0.
         lot_starts, lots: in the same form, the lots of each lottery, in the order in which they are drawn.
         loads: the group that the work loads during its body; -1: none.
         slowed: the group in which the work is slowed; -1: none. Work that is slowed holds nothing, loads nothing and
             has no tail.
-        slow_down: for each group, the factor by which its slowed work takes longer while the group is loaded.
+        slow_down: for each group, the factor, at least 1, by which its slowed work takes longer while the group is
+            loaded.
     """
 
     stream: memoryview[int]
@@ -84,7 +84,7 @@ def run(work: Work) -> Times:
     `symm_overlap.plan.engine` does the same in plain Python.
 
     Raises:
-        ValueError: the lengths of the arrays do not match each other.
+        ValueError: the lengths of the arrays do not match each other, or a number is not allowed.
     """
     starts, ends, reached, causes, order = _sim.run(work)
     return Times(
@@ -94,16 +94,6 @@ def run(work: Work) -> Times:
         memoryview(causes).cast("q"),
         memoryview(order).cast("q"),
     )
-
-
-def require_finite(times: Times) -> None:
-    """Raise if the times are too large for what is computed from them.
-
-    Raises:
-        ValueError: a time is not finite.
-    """
-    if not all(map(isfinite, times.ends)):
-        raise ValueError("the times add up to more than a float can hold: give them in larger units")
 
 
 def integers(values: Iterable[int]) -> memoryview[int]:

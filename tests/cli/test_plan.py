@@ -115,7 +115,7 @@ DURATIONS = ["--matmul-ms", "--copy-ms"]
         (["--svg", "x", "--trace", "./x"], "svg and trace are the same file, x: one would overwrite the other"),
         (["--world", "1000000"], "ranks * ranks * chunks is 1e+12: this command works up to 100000"),
         (["--chunks", "99999999999999999999"], "ranks * ranks * chunks is"),
-        (["--matmul-ms", "1e308", "--simulate"], "the times add up to more than a float can hold"),
+        (["--matmul-ms", "1e308", "--simulate"], "the durations add up to more than a float can hold"),
         (["--svg", "/nonexistent/plan.svg"], "/nonexistent/plan.svg: No such file"),
         (["--svg", "/dev/full"], "/dev/full: No space left"),
     ],

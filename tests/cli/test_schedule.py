@@ -132,7 +132,7 @@ def test_convert_writes_what_the_passes_make(tmp_path: Path, capsys: Captured) -
         (["convert", "1F1B", "--out", "/dev/full"], "/dev/full: No space left"),
         (["show", "1F1B", "--ranks", "100000"], "stages * (microbatches + ranks) is"),
         (["show", "GPipe", "--ranks", "99999999999999999999"], "stages * (microbatches + ranks) is"),
-        (["simulate", "1F1B", "--forward", "1e308"], "the times add up to more than a float can hold"),
+        (["simulate", "1F1B", "--forward", "1e308"], "the durations add up to more than a float can hold"),
         (["simulate", "x.csv", "--svg", "x.csv"], "source and svg are the same file"),
         (["compare", "1G1B"], "1G1B is left out: there is no schedule '1G1B'"),
         (["simulate", "1F1B", "--svg", "/nowhere/x.svg"], "/nowhere/x.svg: No such file"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from symm_overlap.pipeline import Action, Schedule, compound_of
+from symm_overlap.pipeline import Action, Schedule, compound_of, simulate_cost, simulate_unit_time
 from symm_overlap.pipeline.action import KINDS as ALL_KINDS
-from symm_overlap.pipeline.encoded import NUMBERS, code_of, encode, fields
+from symm_overlap.pipeline.encoded import NUMBERS, OVERLAP, Encoded, code_of, encode, fields, integers
 
 from .random_schedules import random_compute, with_residency
 from .random_tables import random_table
@@ -56,3 +58,37 @@ def test_what_cannot_be_is_refused_with_its_place(action: Action, text: str) -> 
     schedule = Schedule(((None, action), ()), (0, 1), 1)
     with pytest.raises(ValueError, match=text):
         encode(schedule)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"pipelines": 0}, "0 pipelines cannot share 1 stages"),
+        ({"pipelines": 3}, "3 pipelines cannot share 1 stages"),
+        ({"microbatches": -1}, "at most 16777215 stages and microbatches"),
+        ({"microbatches": 2**24}, "at most 16777215 stages and microbatches"),
+        ({"placement": integers([1])}, "stage 0 is on a rank without a row"),
+        ({"placement": integers([])}, "there are cells, but no stages"),
+        ({"starts": integers([])}, "starts must begin with 0"),
+        ({"starts": integers([0, 1 << 30])}, "starts does not fit cells"),
+        ({"starts": integers([0, 1, 0, 1]), "placement": integers([2])}, "starts must not descend"),
+        ({"cells": integers([code_of(NUMBERS["F"], 1, 0)])}, "a stage or a microbatch that does not exist"),
+        ({"cells": integers([code_of(NUMBERS["F"], 0, 1)])}, "a stage or a microbatch that does not exist"),
+        ({"cells": integers([code_of(32, 0, 0)])}, "there is no kind of action 32"),
+        ({"cells": integers([-1])}, "there is no kind of action -1"),
+        ({"cells": integers([code_of(OVERLAP, 2, 0)])}, "a compound has parts that are not there"),
+    ],
+)
+def test_integers_that_are_no_schedule_are_refused(change: dict[str, Any], text: str) -> None:
+    """C++ would otherwise divide by zero, or access memory that is not there."""
+    right = Encoded(integers([code_of(NUMBERS["F"], 0, 0)]), integers([0, 1]), integers([]), integers([0]), 1)
+    assert simulate_unit_time(right).length == simulate_cost(right).makespan == 1
+    for simulate in (simulate_unit_time, simulate_cost):
+        with pytest.raises(ValueError, match=text):
+            simulate(right._replace(**change))
+
+
+def test_a_microbatch_whose_number_does_not_fit_is_refused() -> None:
+    """Its highest bits would change the kind of the action."""
+    with pytest.raises(ValueError, match="at most 16777215 microbatches and stages, not 16777216 and 1"):
+        encode(Schedule.from_rows([[Action(0, "F", 2**24 - 1)]]))

@@ -293,3 +293,8 @@ def test_peaks_are_counted() -> None:
     assert verify(table(*SHARDED)).peak_unsharded == (1, 1)
     both = "0UNSHARD,1UNSHARD,0F0,1F0,1B0,1RESHARD,0B0"
     assert verify(table(both)).peak_unsharded == (2,)
+
+
+def test_an_action_of_an_unknown_kind_is_found() -> None:
+    (problem,) = verify(Schedule.from_rows([[Action(0, "F", 0), Action(0, "G", 0)]])).problems
+    assert (problem.kind, problem.text) == ("misplaced", "there is no such kind of action")

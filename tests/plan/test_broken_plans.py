@@ -171,3 +171,30 @@ def test_plans_must_be_whole_and_complete():
     assert kinds_of([[plan, plan]]) == ["malformed"], "rank 0 twice"
     assert kinds_of(one_rank(FORK)) == ["malformed"]
     assert kinds_of(one_rank(FORK, Step("join", "t", after=(0,)))) == ["malformed"]
+
+
+def test_two_streams_with_barriers_on_one_channel_are_refused():
+    """Either barrier of rank 0 may meet the first barrier of rank 1, so rank 1 may read before rank 0 has written."""
+    barrier = Step("barrier", "s", channel=0)
+    beside = replace(barrier, stream="t", after=(0,))
+    writer = [FORK, Step("publish", "s", writes=(X,)), barrier, beside, replace(JOIN, after=(3,))]
+    reader = [FORK, barrier, Step("pull", "s", reads=(X,)), barrier, JOIN]
+    assert kinds_of(two_ranks(writer, reader)) == ["unordered barriers"]
+    writer[3] = replace(writer[3], after=(2,))
+    assert kinds_of(two_ranks(writer, reader)) == []
+    writer[3] = replace(writer[3], after=(0,), channel=1)
+    reader[3] = replace(reader[3], channel=1)
+    assert kinds_of(two_ranks(writer, reader)) == []
+
+
+def test_waits_that_only_the_awaited_signals_order_are_refused():
+    """Rank 1 sends its second signal once rank 0 has returned from its first wait. But stream t of rank 0 may be at its
+    wait before stream s, and take the first signal. Then rank 0 never answers.
+    """
+    signal, wait = (Step(kind, "s", peers=(1,), channel=0) for kind in ("signal", "wait"))
+    answered = [FORK, wait, signal, replace(wait, stream="t", after=(0,)), replace(JOIN, after=(3,))]
+    signals, answer = (replace(step, peers=(0,)) for step in (signal, wait))
+    asking = [FORK, signals, answer, signals, JOIN]
+    assert kinds_of(two_ranks(answered, asking)) == ["unordered waits"]
+    answered[3] = replace(answered[3], after=(1,))
+    assert kinds_of(two_ranks(answered, asking)) == []

@@ -50,3 +50,20 @@ def test_what_was_freed_is_read_only_once_it_is_written_again() -> None:
     assert verify([[again]]).ok
     report = verify([[again], [again]])
     assert [problem.kind for problem in report.problems] == ["use after free"], "an earlier call has freed it"
+
+
+def test_a_collective_writes_an_output_once() -> None:
+    """It has two numbers, for arriving and for leaving, but these are one write."""
+
+    def calls(gathers: int) -> list[list[Plan]]:
+        plans = []
+        for rank in range(2):
+            builder = Builder("test", rank, 2, stream="main", buffers={"out": Life.OUTPUT}, inputs={})
+            out = builder.here("out", 0)
+            for _ in range(gathers):
+                builder.add(GATHER, "main", writes=[out], channel=0)
+            plans.append(builder.finish(out))
+        return [plans, plans]
+
+    assert verify(calls(1)).ok
+    assert {problem.kind for problem in verify(calls(2)).problems} == {"written twice"}

@@ -164,3 +164,25 @@ def test_arrays_that_do_not_fit_each_other_are_refused(change: dict[str, Any], t
         work.run(right._replace(**change))
     with pytest.raises(TypeError, match="a contiguous buffer of 64-bit numbers was expected"):
         work.run(right._replace(body=memoryview(b"1")))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"body": doubles([float("nan"), 1.0])}, "a duration must be a number that is at least 0"),
+        ({"body": doubles([1.0, -1.0])}, "a duration must be a number that is at least 0"),
+        ({"tail": doubles([float("nan"), 1.0])}, "a duration must be a number that is at least 0"),
+        ({"tail": doubles([float("inf"), 1.0])}, "the durations add up to more than a float can hold"),
+        ({"body": doubles([1e308, 1e308])}, "the durations add up to more than a float can hold"),
+        ({"body": doubles([1e308, 0.0]), "slow_down": doubles([2.0])}, "the durations add up to more than a float can hold"),
+        ({"slow_down": doubles([0.5])}, "a slow-down must be finite and at least 1"),
+        ({"slow_down": doubles([float("nan")])}, "a slow-down must be finite and at least 1"),
+        ({"lot_starts": integers([0, 1]), "lots": doubles([float("nan")])}, "a lot must be finite"),
+    ],
+)
+@pytest.mark.parametrize("run", [work.run, engine.run])
+def test_numbers_on_which_a_clock_never_ends_are_refused(run: Any, change: dict[str, Any], text: str) -> None:
+    right = made([0, 1], [1.0, 1.0], slow_down=[1.0])
+    assert run(right).ends.tolist() == [1.0, 1.0]
+    with pytest.raises(ValueError, match=text):
+        run(right._replace(**change))

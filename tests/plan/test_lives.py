@@ -203,3 +203,37 @@ def test_ranks_agree_on_how_long_a_buffer_lives():
     (problem,) = verify(calls).problems
     assert problem.kind == "malformed"
     assert "buffer 'x' is Life.OUTPUT on rank 1 and Life.CALL on a lower rank" in problem.text
+
+
+def test_a_peer_reads_an_input_before_its_owner_joins():
+    """After the join, the caller may overwrite its input. Even in the last of all calls, so one call is enough."""
+
+    def calls(*after):
+        owner = [Step("fork", "s", writes=(X,)), READY[0], *(FREE[:1] if after else ()), JOIN]
+        reader = [FORK, READY[1], READ, *after, JOIN]
+        return [[by_hand(rank, 2, *steps, x=Life.INPUT) for rank, steps in enumerate((owner, reader))]]
+
+    (problem,) = verify(calls()).problems
+    assert problem.kind == "after the call"
+    assert [(at.rank, at.step.kind) for at in problem.steps] == [(1, "consume"), (0, "join")]
+    assert kinds_of(calls(FREE[1])) == []
+
+
+def test_a_peer_writes_an_output_between_its_owners_fork_and_join():
+    """Before the fork, the caller may still use the memory of its output."""
+
+    def calls(*before):
+        owner = [FORK, *(READY[:1] if before else ()), FREE[0], Step("join", "s", reads=(X,))]
+        writer = [FORK, *before, WRITE, FREE[1], JOIN]
+        return [[by_hand(rank, 2, *steps, x=Life.OUTPUT) for rank, steps in enumerate((owner, writer))]]
+
+    (problem,) = verify(calls()).problems
+    assert problem.kind == "before the call"
+    assert [(at.rank, at.step.kind) for at in problem.steps] == [(0, "fork"), (1, "consume")]
+    assert kinds_of(calls(READY[1])) == []
+
+
+def test_what_a_peer_writes_but_the_join_does_not_read_is_written_before_the_join():
+    owner = by_hand(0, 2, FORK, READY[0], JOIN, x=Life.OUTPUT)
+    writer = by_hand(1, 2, FORK, READY[1], WRITE, JOIN, x=Life.OUTPUT)
+    assert kinds_of([[owner, writer]]) == ["after the call"]

@@ -10,6 +10,8 @@ from ..action import (
     BACKWARDS,
     FORWARD,
     FULL_BACKWARD,
+    KINDS,
+    OVERLAP_F_B,
     RECV_B,
     RECV_F,
     REDUCE_GRAD,
@@ -25,18 +27,19 @@ from ..schedule import Schedule
 from .problem import Index, Problem
 
 _AWAITED = {WAIT_SEND_F: SEND_F, WAIT_SEND_B: SEND_B, WAIT_REDUCE_GRAD: REDUCE_GRAD}
-
-
+_KINDS = KINDS - {OVERLAP_F_B}  # a compound is replaced by its parts
 _BACKWARDS = (FULL_BACKWARD, BACKWARD_INPUT)
 
 
 def misplaced(schedule: Schedule, index: Index) -> Iterator[Problem]:
-    """Find actions of a stage that is on another rank, or on a microbatch that their stage does not run."""
+    """Find actions of an unknown kind, of a stage on another rank, or on a microbatch that their stage does not run."""
     runs = [schedule.microbatches_of(stage) for stage in range(schedule.stages)]
     for places in index.places:
         for place in places:
             stage, microbatch = place.action.stage, place.action.microbatch
-            if not 0 <= stage < schedule.stages:
+            if place.action.kind not in _KINDS:
+                yield Problem("misplaced", (place,), "there is no such kind of action")
+            elif not 0 <= stage < schedule.stages:
                 yield Problem("misplaced", (place,), f"there are stages 0 to {schedule.stages - 1}")
             elif schedule.placement[stage] != place.rank:
                 yield Problem("misplaced", (place,), f"stage {stage} is on rank {schedule.placement[stage]}")
