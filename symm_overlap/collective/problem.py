@@ -105,7 +105,9 @@ class Problem:
         return self._with((*self.own, *self.arguments))
 
     def _with(self, arguments: Arguments) -> str:
-        words = (f"{each[0]}={each[1]}" if each and isinstance(each[0], str) else str(tuple(each)) for each in arguments)
+        words = (
+            f"{each[0]}={each[1]}" if each and isinstance(each[0], str) else str(tuple(each)) for each in arguments
+        )
         return f"{self.op}({', '.join(words)}) of {self.dtype}"
 
 
