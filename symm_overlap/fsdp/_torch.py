@@ -1,4 +1,4 @@
-"""The private APIs of torch that this folder uses. Checked on torch 2.11.0 and 2.13.0."""
+"""The private APIs of torch that this folder uses. Checked on torch 2.11.0, 2.13.0, 2.14.1 and 2.15.0."""
 
 from __future__ import annotations
 
@@ -106,20 +106,22 @@ def one_communicator(params: ParamGroup) -> bool:
 
 
 def bytes_of(params: ParamGroup) -> tuple[int, int]:
-    """Return the bytes of an all-gather's output and of a reduce-scatter's input, as far as known before the first of
-    them.
+    """Return the bytes of a gather's output and of a reduce-scatter's input, as far as known before the first one.
 
     Parameters with an extension (``fsdp_pre_all_gather``) may turn out to need more.
     """
-    policy, world = params.mp_policy, params.mesh_info.shard_mesh_size
-    gathered = reduced = 0
+    world = params.mesh_info.shard_mesh_size
+    gathered = reduced = itemsize = 0
     for each in params.fsdp_params:
+        policy = each.mp_policy  # since torch 2.15, parameters of a group may have different ones
         numel, own = world * prod(each.padded_sharded_param_size), each.sharded_param.dtype
         dtype = policy.param_dtype if policy.param_dtype is not None and own.is_floating_point else own
         gathered += numel * dtype.itemsize
         if each.sharded_param.requires_grad:
-            reduced += numel * (policy.reduce_dtype or dtype).itemsize
-    return gathered, reduced
+            # Without a dtype for reductions, torch 2.15 reduces in the dtype in which gradients accumulate.
+            reduce_dtype = policy.reduce_dtype or getattr(each, "sharded_grad_dtype", None) or dtype
+            reduced, itemsize = reduced + numel, max(itemsize, reduce_dtype.itemsize)
+    return gathered, reduced * itemsize  # one dtype for all gradients
 
 
 def prefetch_depth(module: FSDPModule) -> int:
@@ -146,8 +148,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def state_of(module: object) -> Any:
-    """Return torch's state of a module to which ``fully_shard`` was applied. Modules that were passed to it together
-    share one state."""
+    """Return torch's state of a module after ``fully_shard``. Modules that were passed to it together share one."""
     assert isinstance(module, FSDPModule)
     return module._get_fsdp_state()
 
@@ -267,7 +268,9 @@ def drop_unused_gather(group: Any) -> None:
     if result is None:
         return
     wait_for_gather(result)
-    group._wait_all_gather_streams_on_event(result.all_gather_event)
+    # Torch 2.15 has moved the method.
+    wait = getattr(group.comm_ctx, "wait_all_gather_streams_on_event", None) or group._wait_all_gather_streams_on_event
+    wait(result.all_gather_event)
     group._all_gather_result = None
 
 

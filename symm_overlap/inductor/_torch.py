@@ -1,4 +1,4 @@
-"""The private APIs of torch that only the pass uses. Checked on torch 2.11.0 and 2.13.0.
+"""The private APIs of torch that only the pass uses. Checked on torch 2.11.0, 2.13.0, 2.14.1 and 2.15.0.
 
 They are not in `symm_overlap._torch`, because importing the compiler takes seconds.
 """

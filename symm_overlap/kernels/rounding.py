@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 
 BEYOND_E4M3 = tl.constexpr(int(torch.tensor(1e9).to(torch.float8_e4m3fn).view(torch.uint8)))
-"""The bits of torch's result for a number beyond the range of float8_e4m3fn: NaN in torch 2.11, the largest number in
-2.13. Larger numbers have larger bits.
+"""The bits of torch's result for a number beyond the range of float8_e4m3fn: NaN in torch 2.11, the largest number
+from 2.13 on. Larger numbers have larger bits.
 """
 
 INFINITY_E5M2 = tl.constexpr(0x7C)

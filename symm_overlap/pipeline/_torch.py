@@ -1,5 +1,4 @@
-"""The private APIs of torch.distributed.pipelining. Checked on torch 2.11.0, 2.13.0 and 2.15.0; the runtime on 2.11.0
-and 2.13.0.
+"""The private APIs of torch.distributed.pipelining. Checked on torch 2.11.0, 2.13.0, 2.14.1 and 2.15.0.
 
 Only `interop` and `torch_runtime` import this file, because schedules alone need no torch.
 """
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.distributed.pipelining.schedules import _Action as TorchAction
 from torch.distributed.pipelining.schedules import _ComputationType as TorchKind
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime as TorchRuntime
@@ -74,7 +73,9 @@ def _open_no_connection_to_itself(stage: TorchStage) -> None:
 
     Torch 2.11 sends a first message between two stages on one rank too. Gloo cannot send a message to its own rank.
     """
-    make = stage._get_init_p2p_neighbors_ops
+    make = getattr(stage, "_get_init_p2p_neighbors_ops", None)
+    if make is None:  # torch 2.15 sends no first messages
+        return
 
     def ops() -> list[Any]:
         return [op for op in make() if op.group_peer != stage.group_rank]
@@ -130,8 +131,7 @@ def _keep_gradients_without_inputs(stage: TorchStage) -> None:
             one_chunk(bwd_chunk_id, loss=loss, full_backward=full_backward, **options)
             return
         # Torch detaches the results in place, after which a pass of W could not go through them.
-        results, inputs = stage.fwd_cache[bwd_chunk_id]
-        stage.fwd_cache[bwd_chunk_id] = (), inputs
+        results = _taken_results(stage, bwd_chunk_id)
         one_chunk(bwd_chunk_id, loss=loss, full_backward=False, **options)
         part = stage.backward_state[bwd_chunk_id][1]
         if part.apart is None:
@@ -141,6 +141,18 @@ def _keep_gradients_without_inputs(stage: TorchStage) -> None:
 
     stage.backward_maybe_with_nosync = backward  # type: ignore[method-assign, assignment]
     stage.backward_one_chunk = backward_one_chunk  # type: ignore[method-assign, assignment]
+
+
+def _taken_results(stage: TorchStage, microbatch: int) -> tuple[Tensor, ...]:
+    """Return what a stage has kept of its forward of a microbatch, and let it forget that."""
+    if hasattr(stage, "fwd_cache"):
+        results, inputs = stage.fwd_cache[microbatch]
+        stage.fwd_cache[microbatch] = (), inputs
+        return tuple(results)
+    state = stage._forward_chunk_states[microbatch]  # type: ignore[attr-defined] # since torch 2.15
+    results = tuple(state.live_outputs)
+    state.live_outputs, state.output_grad_edges = [], ()
+    return results
 
 
 def _give_memory_of_their_own(parameters: Iterable[nn.Parameter]) -> None:
@@ -165,15 +177,17 @@ def _detach(results: Iterable[Tensor]) -> None:
 def _divided(given: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """Divide the arguments of a backward pass: outputs that depend on an input that requires a gradient, and others.
 
-    Outputs that require no gradient themselves are left out. None stands for no outputs.
+    Outputs that require no gradient themselves are left out. None stands for no outputs. Since torch 2.15, an output
+    that was sent is None, or its edge in the graph if it requires a gradient.
     """
     outputs, gradients = given["stage_output"], given["output_grads"]
     values = tree_leaves(given["input_values"])
     inputs = {get_gradient_edge(each).node for each in values if isinstance(each, Tensor) and each.requires_grad}
     parts: dict[bool, list[int]] = {True: [], False: []}
     for index, output in enumerate(outputs):
-        if output.requires_grad:
-            parts[_depends(output, inputs)].append(index)
+        edge = get_gradient_edge(output) if isinstance(output, Tensor) and output.requires_grad else output
+        if isinstance(edge, GradientEdge):
+            parts[_depends(edge.node, inputs)].append(index)
 
     def chosen(indices: list[int]) -> dict[str, Any] | None:
         if not indices:
@@ -187,9 +201,9 @@ def _divided(given: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, An
     return joined, apart
 
 
-def _depends(output: Tensor, inputs: Collection[Node]) -> bool:
-    """True if the graph of an output contains one of these nodes."""
-    waiting = [get_gradient_edge(output).node] if inputs else []
+def _depends(node: Node, inputs: Collection[Node]) -> bool:
+    """True if one of these inputs is the node itself or before it in its graph."""
+    waiting = [node] if inputs else []
     seen = set(waiting)
     while waiting:
         node = waiting.pop()

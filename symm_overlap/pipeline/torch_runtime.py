@@ -10,7 +10,7 @@ rejected:
 - Stages with DDP of which torch would silently not reduce all gradients.
 
 Torch divides gradients by the number of microbatches in REDUCE_GRAD, so this action is added to a lowered table that
-does not have it.
+does not have it. Torch 2.15 needs a wait for each send and each reduction, so these are added too.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ from .action import (
     RESHARD,
     SEND_F,
     UNSHARD,
+    WAIT_REDUCE_GRAD,
+    WAIT_SEND_B,
     WAIT_SEND_F,
     Action,
 )
 from .interop import to_torch
-from .lowering import add_reduce_grad, add_send_recv, defer_receives, lower
+from .lowering import add_reduce_grad, add_send_recv, add_send_waits, defer_receives, lower
 from .runtime._torch import ReplicatedByDdp, is_sharded
 from .schedule import Schedule
 from .verify import verify
@@ -137,9 +139,22 @@ def _lowered(schedule: Schedule, deferred: bool) -> Schedule:
         return lower(schedule, waits=waits, deferred=deferred, transport=_TRANSPORT)
     if REDUCE_GRAD not in kinds:
         schedule = add_reduce_grad(schedule, "at once" if waits else "none")
+    elif waits and WAIT_REDUCE_GRAD not in kinds:
+        schedule = _with_reduce_waits(schedule)
     if kinds.isdisjoint(COMMUNICATION):
         schedule = add_send_recv(schedule)
+    if waits and kinds.isdisjoint((WAIT_SEND_F, WAIT_SEND_B)):
+        schedule = add_send_waits(schedule)
     return defer_receives(schedule, _TRANSPORT) if deferred else schedule
+
+
+def _with_reduce_waits(schedule: Schedule) -> Schedule:
+    """Return the schedule with a WAIT_REDUCE_GRAD directly after each REDUCE_GRAD."""
+
+    def waited(action: Action) -> tuple[Action, ...]:
+        return (action, action._replace(kind=WAIT_REDUCE_GRAD)) if action.kind == REDUCE_GRAD else (action,)
+
+    return schedule.with_rows([each for action in row if action for each in waited(action)] for row in schedule.rows)
 
 
 def _check_stages(schedule: Schedule, stages: list[TorchStage]) -> None:

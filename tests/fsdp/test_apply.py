@@ -77,6 +77,20 @@ def test_options_of_fully_shard(fresh_ranks: Callable[..., Pool]) -> None:
     fresh_ranks(4).run(4, options_of_torch)  # the ranks create groups
 
 
+def mixed_precisions(me: Rank) -> None:
+    bf16, float32 = torch.bfloat16, torch.float32
+    for dtypes in ({}, {"param_dtype": bf16}, {"param_dtype": bf16, "reduce_dtype": float32}, {"reduce_dtype": bf16}):
+        made = sharded(me, model(float32), mp_policy=MixedPrecisionPolicy(**dtypes))
+        symm_overlap.fsdp.apply(made)
+        reserved = [(slots.op, slots.nbytes) for slots in rings(made)]
+        train(me, made, partial(loss_of, me, dtype=float32))
+        assert [(slots.op, slots.nbytes) for slots in rings(made)] == reserved, dtypes
+
+
+def test_the_memory_that_a_step_needs_is_reserved(ranks: Pool) -> None:
+    ranks.run(2, mixed_precisions)
+
+
 def prefetches(me: Rank) -> None:
     def make(depth: int) -> nn.Module:
         made = sharded(me, model(layers=6))

@@ -53,6 +53,12 @@ def equals_ddp(me: Rank, cases: list[Case], ways: list[str]) -> None:
             assert_equal(under_fsdp(case, me.group, WAYS[way]), expected, ROUNDED[case.dtype], f"{way}, {case}")
 
 
+def equals_torch(me: Rank, cases: list[Case]) -> None:
+    for case in cases:
+        expected = under_fsdp(case, me.group, as_torch_has_it)
+        assert_equal(under_fsdp(case, me.group, fsdp.apply), expected, ROUNDED[case.dtype], f"apply, {case}")
+
+
 def test_fsdp_with_our_communication_trains_what_ddp_trains(ranks: Pool) -> None:
     ranks.run(2, equals_ddp, EACH, ["apply"])
 
@@ -65,7 +71,12 @@ def test_it_does_so_in_float32_and_in_mixed_precision(ranks: Pool) -> None:
     # Use two ranks, because their sum has only one order. With more ranks, another order may change the last bit of a
     # gradient, and rounding to bfloat16 may turn that into a whole bit of bfloat16.
     cases = [replace(case, dtype=torch.float32) for case in (PLAIN, *TOGETHER)]
-    ranks.run(2, equals_ddp, [*cases, *(replace(case, mixed=True) for case in cases)], ["apply"])
+    mixed = [replace(case, mixed=True) for case in cases]
+    apart = [replace(case, tied=False, twice=False) for case in mixed if not case.sync]
+    ranks.run(2, equals_ddp, [*cases, *(case for case in mixed if case.sync), *apart], ["apply"])
+    # Two uses of a parameter have two gradients. DDP adds them in bfloat16. Torch 2.15 adds them in float32 if they are
+    # not reduced at once.
+    ranks.run(2, equals_torch, [case for case in mixed if not case.sync])
 
 
 def doubles_gradients(model: nn.Module) -> None:

@@ -8,6 +8,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage
 
 from symm_overlap.pipeline import read_csv, torch_schedule
+from symm_overlap.pipeline.lowering import lower
 from tests.ranks import Rank
 
 WIDTH, MICROBATCHES = 6, 2
@@ -25,7 +26,7 @@ def batch(rank):
     return [torch.randn(2 * MICROBATCHES, WIDTH, generator=generator, dtype=torch.float64) for _ in range(2)]
 
 
-def trains_sharded(me: Rank, frozen):
+def trains_sharded(me: Rank, schedule, frozen):
     """Each rank is a pipeline of its own, with its own data. The ranks share the parameters of both stages."""
     mesh, stages = DeviceMesh.from_group(me.group, "cpu"), []
     for index in range(2):
@@ -34,7 +35,7 @@ def trains_sharded(me: Rank, frozen):
             fully_shard(inner, mesh=mesh, reshard_after_forward=True)
         stage = PipelineStage(fully_shard(module, mesh=mesh), index, 2, me.device, group=me.groups[(me.rank,)])
         stages.append(stage)
-    runtime = torch_schedule(SPLIT, stages, nn.functional.mse_loss, split=True)
+    runtime = torch_schedule(schedule, stages, nn.functional.mse_loss, split=True)
     x, target = batch(me.rank)
     runtime.step(x, target=target)
     whole = nn.Sequential(*(part(index).requires_grad_(index not in frozen) for index in range(2)))
@@ -53,4 +54,9 @@ def trains_sharded(me: Rank, frozen):
 @pytest.mark.parametrize("frozen", [(), (0,)])
 @pytest.mark.parametrize("world", [2])
 def test_a_split_backward_has_the_gradients_of_nested_modules(fresh_ranks, world, frozen):
-    fresh_ranks(world, groups=[(rank,) for rank in range(world)]).run(world, trains_sharded, frozen)
+    fresh_ranks(world, groups=[(rank,) for rank in range(world)]).run(world, trains_sharded, SPLIT, frozen)
+
+
+@pytest.mark.parametrize("world", [2])
+def test_a_table_without_waits_for_its_reductions_gets_them(fresh_ranks, world):
+    fresh_ranks(world, groups=[(rank,) for rank in range(world)]).run(world, trains_sharded, lower(SPLIT), ())
