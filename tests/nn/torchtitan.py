@@ -9,7 +9,7 @@
 
 The checkout must have plans that use the styles of ``torch.distributed.tensor.parallel``, such as that of January 2026
 (commit 92401723a). It is used unchanged: only the names of the styles in its ``parallelize`` modules are replaced. It
-needs the packages tyro, einops, torchdata, datasets and tensorboard.
+needs the packages tyro, einops, torchdata, datasets, tensorboard and triton.
 
 The models train for a few steps in float32 on random tokens, on CPU. The command prints the losses of both, and the
 largest relative difference of a gradient in the first step. It fails if they differ by more than rounding.

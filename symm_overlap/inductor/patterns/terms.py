@@ -13,6 +13,10 @@ from ..graph import aten, step_of, value
 from ..matmul import Matmul, matmul_of, why_no_matmul
 from .pattern import SkipError, ancestors, arranged
 
+NO_PRODUCT = "what is reduced is not a whole product of a matmul, nor a sum with one"
+"""Why a reduction without products among its terms is skipped. A part of a product may be reduced, or several products
+side by side."""
+
 
 @dataclass(frozen=True)
 class Term:
