@@ -68,9 +68,12 @@ def calls(architecture: int) -> Iterator[Call]:
 
 def by_triton(driver: Driver, kernel: Any, *arguments: Any, **options: Any) -> list[Any]:
     """Return the arguments of the kernel after Triton's launcher has replaced descriptors, without constants."""
+    import triton.backends.driver
     from triton.backends.nvidia.driver import wrap_handle_tensordesc
 
-    driver.fill_tma_descriptor = lambda *map_arguments: ("map", *map_arguments)  # type: ignore[attr-defined]
+    in_a_tuple = hasattr(triton.backends.driver, "wrap_handle_tensordesc_impl")  # since Triton 3.8
+    name = "fill_tma_descriptor_tiled" if in_a_tuple else "fill_tma_descriptor"
+    setattr(driver, name, lambda *map_arguments: ("map", *map_arguments))
     compiled = kernel.warmup(*arguments, grid=(1,), **options)
     signature, values = compiled.src.signature, dict(zip(kernel.arg_names, arguments, strict=False)) | options
 
@@ -80,13 +83,13 @@ def by_triton(driver: Driver, kernel: Any, *arguments: Any, **options: Any) -> l
         return OMITTED if kind == "constexpr" else value
 
     def flat(value: Any) -> list[Any]:
-        if isinstance(value, tuple) and value[:1] != ("map",):
+        if isinstance(value, list) or (isinstance(value, tuple) and value[:1] != ("map",)):
             return [each for item in value for each in flat(item)]
         return [] if value is OMITTED else [value]
 
     given = [kept(kind, values[name]) for name, kind in signature.items()]
     launcher = wrap_handle_tensordesc(lambda *final: final, signature, compiled.metadata.tensordesc_meta)
-    return flat(tuple(launcher(*[OMITTED] * 13, *given)))
+    return flat(tuple(launcher(*[OMITTED] * 13, *([tuple(given)] if in_a_tuple else given))))
 
 
 def require_equal(found: Launchable, expected: list[Any]) -> int:
