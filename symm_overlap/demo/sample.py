@@ -23,12 +23,13 @@ def generate(trainer: Trainer, prompt: str, count: int, seq: int, seed: int, tem
     return bytes(text).decode(errors="replace")
 
 
-def printable(text: str, encoding: str) -> str:
+def printable(text: str, encoding: str | None) -> str:
     """Return ``text`` in a form that is safe for a terminal: escape all unprintable characters but newlines and tabs.
 
     An untrained model can draw any byte, including bytes that form control sequences of the terminal. Characters that
-    ``encoding`` does not have are escaped too.
+    ``encoding`` does not have are escaped too. None is the encoding of an output that holds any character.
     """
+    encoding = encoding or "utf-8"
     shown = (c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
     return "".join(shown).encode(encoding, "backslashreplace").decode(encoding)
 

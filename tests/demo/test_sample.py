@@ -74,8 +74,12 @@ def test_sample_depends_on_the_seed_only_with_a_temperature() -> None:
         ("\u202eright to left", "utf-8", "\\u202eright to left"),
         ("caf\u00e9 \ufffd", "utf-8", "caf\u00e9 \ufffd"),
         ("caf\u00e9 \ufffd", "ascii", "caf\\xe9 \\ufffd"),
+        ("caf\u00e9 \ufffd", None, "caf\u00e9 \ufffd"),
     ],
-    ids=["kept", "escape sequence", "single controls", "8-bit control", "direction", "accents", "ascii terminal"],
+    ids=[
+        *("kept", "escape sequence", "single controls", "8-bit control", "direction", "accents", "ascii terminal"),
+        "no terminal",
+    ],
 )
-def test_what_a_terminal_would_obey_is_shown_as_an_escape(text: str, encoding: str, shown: str) -> None:
+def test_what_a_terminal_would_obey_is_shown_as_an_escape(text: str, encoding: str | None, shown: str) -> None:
     assert printable(text, encoding) == shown
