@@ -6,6 +6,7 @@ comparing shapes in every call would cost more than looking up what was decided 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -102,13 +103,17 @@ class Problem:
         return self._with(self.arguments)
 
     def __str__(self) -> str:
-        return self._with((*self.own, *self.arguments))
+        shapes = [each for each in self.arguments if not _named(each)]
+        return self._with((*shapes, *self.own, *filter(_named, self.arguments)))
 
     def _with(self, arguments: Arguments) -> str:
-        words = (
-            f"{each[0]}={each[1]}" if each and isinstance(each[0], str) else str(tuple(each)) for each in arguments
-        )
+        words = [f"{each[0]}={each[1]}" if _named(each) else str(tuple(each)) for each in arguments]
         return f"{self.op}({', '.join(words)}) of {self.dtype}"
+
+
+def _named(argument: Sequence[Any]) -> bool:
+    """True for a pair (name, value), and not for a shape."""
+    return len(argument) > 0 and isinstance(argument[0], str)
 
 
 @lru_cache(maxsize=4096)

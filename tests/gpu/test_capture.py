@@ -135,7 +135,7 @@ def not_prepared(me: Rank) -> str:
 
 def test_a_capture_that_was_not_prepared_says_what_to_prepare(gpu_ranks: Worlds) -> None:
     for message in gpu_ranks.run(2, not_prepared):
-        assert "with symm_overlap.prepare(): all_gather_matmul((64, 32), (32, 16), gather_dim=0" in message
+        assert "with symm_overlap.prepare(): all_gather_matmul((64, 32), (32, 16), weights=1, gather_dim=0" in message
 
 
 def captured_with_gloo(me: Rank, path: str) -> str:
@@ -154,7 +154,7 @@ def captured_with_gloo(me: Rank, path: str) -> str:
 @pytest.mark.parametrize("path", ["sequential", "c10d"])
 def test_a_capture_refuses_the_collectives_of_gloo(gpu_ranks: Worlds, path: str) -> None:
     for message in gpu_ranks.run(2, captured_with_gloo, path):
-        assert message.startswith("all_gather_matmul((64, 32), (32, 16), gather_dim=0"), message
+        assert message.startswith("all_gather_matmul((64, 32), (32, 16), weights=1, gather_dim=0"), message
         assert 'force_path("pipelined")' in message
 
 
