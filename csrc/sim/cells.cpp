@@ -33,7 +33,7 @@ void require_schedule(const Rows& rows) {
   if (rows.starts[rows.ranks()] != static_cast<int64_t>(rows.cells.size)) no_schedule("starts does not fit cells");
   const int64_t stages = static_cast<int64_t>(rows.stages());
   if (rows.cells.size && !stages) no_schedule("there are cells, but no stages");
-  if (stages > kMask + 1 || rows.microbatches < 0 || rows.microbatches > kMask)
+  if (stages > kMask || rows.microbatches < 0 || rows.microbatches > kMask)
     no_schedule("there are at most " + std::to_string(kMask) + " stages and microbatches");
   if (rows.pipelines < 1 || stages % rows.pipelines)
     no_schedule(std::to_string(rows.pipelines) + " pipelines cannot share " + std::to_string(stages) + " stages");

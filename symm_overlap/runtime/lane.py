@@ -51,12 +51,17 @@ class Kept:
     Attributes:
         views: tensors at regions of the workspace.
         script: see `Workspace.script`; None if there is none, or not yet.
-        scripted: whether `Workspace.script` has been called.
     """
 
     views: dict[Region, Tensor] = field(default_factory=dict)
     script: Script | None = None
-    scripted: bool = False
+    _scripted: bool = False
+
+    def script_by(self, make: Callable[[], Script | None]) -> Script | None:
+        """Return the script, which ``make`` returns the first time."""
+        if not self._scripted:
+            self.script, self._scripted = make(), True
+        return self.script
 
 
 class Lane:

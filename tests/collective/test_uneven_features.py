@@ -93,6 +93,19 @@ def replicated(me: Rank, path: Path) -> None:
     compare(me, path, overlap, plain, tensors)
 
 
+def summed(me: Rank, path: Path) -> None:
+    """Add two products, and then two whose sizes are exchanged, so that only the sum of the sizes is the same."""
+    features, dim = FEATURES[me.rank], 1
+    with on_path(path):
+        for sizes in ((features, 3), (3, features), (features, 3)):
+            As = [ref.binary((*SHAPE[:-1], size), torch.float32, seed=me.rank + size) for size in sizes]
+            Bs = [ref.binary((size, 7), torch.float32, seed=20 + me.rank + size) for size in sizes]
+            op = torch.ops.symm_overlap.fused_matmuls_reduce_scatter
+            found = op(As, Bs, None, "sum", dim, me.group_name)
+            product = As[0] @ Bs[0] + As[1] @ Bs[1]
+            assert torch.equal(found, symm_overlap.reduce_scatter(product, "sum", dim, me.group))
+
+
 def scaled(me: Rank, path: Path) -> None:
     features = 16 * FEATURES[me.rank] + 16
     A, up, down = float8(6, 32, seed=me.rank), weight(32, features, me.rank), weight(features, 16, me.rank)
@@ -112,7 +125,7 @@ def scaled(me: Rank, path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS, ids=str)
-@pytest.mark.parametrize("layers", [block, replicated, scaled])
+@pytest.mark.parametrize("layers", [block, replicated, summed, scaled])
 def test_layers_whose_features_the_ranks_cannot_share_evenly(
     ranks: Pool, layers: Callable[[Rank, Path], None], path: Path
 ) -> None:

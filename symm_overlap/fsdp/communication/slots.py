@@ -188,10 +188,8 @@ class Slots:
         workspace, streams = self.lane.workspace, self.lane.streams
         if not settings.transforms:
             kept = self.lane.kept(self.slot, self.nbytes, bound.variant)
-            if not kept.scripted:
-                kept.script = workspace.script(plan, bound.at, bound.tensors, (), bound.work, streams)
-                kept.scripted = True
-            if (script := kept.script) is not None:
+            script = kept.script_by(lambda: workspace.script(plan, bound.at, bound.tensors, (), bound.work, streams))
+            if script is not None:
                 script.run(self.op, [*bound.tensors.values()], {} if script.complete else bound.table)
                 return
         copy = partial(self._copy, bound)

@@ -117,12 +117,12 @@ class Run:
         kept = call.lane.kept(call.problem, self.layout, parity, self.variant, _same(given))
         self._kept = kept.views
         if not transforms and self.scriptable:
-            if not kept.scripted:
-                kept.script = self.workspace.script(
+            script = kept.script_by(
+                lambda: self.workspace.script(
                     self.plan, self.at, self.tensors, self.operands, self.work, call.lane.streams
                 )
-                kept.scripted = True
-            if (script := kept.script) is not None:
+            )
+            if script is not None:
                 table: Table = {} if script.complete else self._table()
                 script.run(call.op, given, table)
                 return None
