@@ -39,6 +39,22 @@ enum class Meet {
   kAfterReplays,  // only if that is recorded; the record is then cleared
 };
 
+// Writes that one launch carries out: at least one, to different words. Passed as a kernel argument.
+struct Write {
+  uint64_t address;
+  uint64_t value;
+  bool wide;  // of 64 bits instead of 32
+};
+constexpr int kMaxWrites = 128;
+struct Writes {
+  int count;
+  Write items[kMaxWrites];
+};
+
+// Launches the writes: first all wide ones, then the others. Who sees one of the others also sees the wide ones, and
+// everything that the stream did before.
+cudaError_t launch_writes(const Writes& writes, cudaStream_t stream);
+
 // Launches a signal to every other rank, then a wait for every other rank, on one channel. For any world size.
 cudaError_t launch_barrier(const Lane& lane, const Call& call, int channel, Meet when, cudaStream_t stream);
 

@@ -21,6 +21,14 @@ __global__ void __launch_bounds__(kMaxPeers, kSmallBlocks) wait_kernel(Lane lane
   if (static_cast<int>(threadIdx.x) < peers.count) await_signal(lane, call, peers.ranks[threadIdx.x], channel);
 }
 
+// One thread for each write.
+__global__ void write_kernel(Writes writes) {
+  const Write write = writes.items[threadIdx.x];
+  if (write.wide) store_relaxed_system(reinterpret_cast<uint64_t*>(write.address), write.value);
+  __syncthreads();  // all wide writes happen before every release below
+  if (!write.wide) store_release_system(reinterpret_cast<uint32_t*>(write.address), static_cast<uint32_t>(write.value));
+}
+
 // One thread for each peer. If there are more ranks than threads, each thread serves several peers. The kernel uses as
 // few registers as a wait, because it may run beside a matmul.
 __global__ void __launch_bounds__(kMaxThreads, kBlocksOnOneProcessor)
@@ -45,7 +53,8 @@ __global__ void give_up_kernel(Lane lane, Call call) {
 
 cudaError_t load_signal_kernels() {
   return load_kernels({reinterpret_cast<const void*>(signal_kernel), reinterpret_cast<const void*>(wait_kernel),
-                       reinterpret_cast<const void*>(barrier_kernel), reinterpret_cast<const void*>(give_up_kernel)});
+                       reinterpret_cast<const void*>(write_kernel), reinterpret_cast<const void*>(barrier_kernel),
+                       reinterpret_cast<const void*>(give_up_kernel)});
 }
 
 cudaError_t launch_signal(const Lane& lane, const Call& call, const Peers& peers, int channel, cudaStream_t stream) {
@@ -55,6 +64,11 @@ cudaError_t launch_signal(const Lane& lane, const Call& call, const Peers& peers
 
 cudaError_t launch_wait(const Lane& lane, const Call& call, const Peers& peers, int channel, cudaStream_t stream) {
   wait_kernel<<<1, peers.count, 0, stream>>>(lane, call, peers, channel);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_writes(const Writes& writes, cudaStream_t stream) {
+  write_kernel<<<1, writes.count, 0, stream>>>(writes);
   return cudaGetLastError();
 }
 

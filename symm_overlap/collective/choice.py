@@ -42,8 +42,6 @@ def prediction_table(device: str, predictions: Sequence[Prediction]) -> str:
     for each in predictions:
         times = (getattr(each, name) for name in _COLUMNS)
         lines.append(f"    {each.name}".ljust(width) + "".join(f"{time:>9.3f}" for time in times))
-    if any(each.path == "fused" for each in predictions):
-        lines.append("    fused is used only if it is forced or autotune has measured it: no GPU has run it")
     return "\n".join(lines)
 
 
@@ -64,6 +62,7 @@ class Choice:
             twice.
         compute: compute streams; the first is the caller's.
         copy: the stream of the copies.
+        copies: how many such streams take turns; see `symm_overlap.collective.planners.builder`.
         predictions: the predicted times of the candidates, if a model of the device decided.
         model: the name of that model.
     """
@@ -76,13 +75,14 @@ class Choice:
     one_shot: bool = False
     compute: tuple[str, ...] = ("compute0",)
     copy: str = "compute0"
+    copies: int = 1
     predictions: tuple[Prediction, ...] = ()
     model: str = ""
 
     def __str__(self) -> str:
         how = " (one shot: every rank sums all of it)" if self.one_shot else ""
         if self.path in ("pipelined", "fused", "c10d") and not self.whole:
-            streams = tuple(dict.fromkeys((*self.compute, self.copy)))
+            streams = tuple(dict.fromkeys((*self.compute, self.copy, *[f"{self.copy}1"] * (self.copies - 1))))
             how = f" ({self.chunks} chunk{'s' if self.chunks > 1 else ''} a rank, streams: {', '.join(streams)})"
         table = "\n" + prediction_table(self.model, self.predictions) if self.predictions else ""
         return f"{self.path}{how}: {self.reason}{table}"

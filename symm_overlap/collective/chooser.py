@@ -10,8 +10,9 @@
     Chunks on one or two compute streams and a copy stream. The transfer of each chunk is hidden behind the matmul of
     another.
 ``fused``
-    One kernel, whose tiles wait for the rows that copies bring, or notify the copies when rows are ready. Used only if
-    it is forced or was measured to be the quickest. The model predicts its time too, but no GPU has confirmed that yet.
+    One kernel, whose tiles wait for the rows that copies bring, or notify the copies when rows are ready. The model
+    predicts its time on every GPU, but only on GPUs where the kernel's rate was measured may the prediction choose it.
+    On others it must be forced, or have been measured to be the quickest.
 ``c10d``
     Asynchronous collectives of torch.distributed, for ranks that cannot reach each other's memory. They are cut into
     chunks if there is a matmul to hide behind.
@@ -43,6 +44,10 @@ from .tuned import Tuned, tuned_for
 
 CHUNKS = (1, 2, 4)
 """The numbers of chunks among which a pipelined call chooses."""
+
+COPIES = 2
+"""The number of copy streams, if copies have streams of their own. On an H200, with one stream, the wait for the next
+peer's signal left the link idle for 5 to 7 us after every copy."""
 
 REQUIRED_RATIO, REQUIRED_SAVING_MS = 0.95, 0.01
 """A pipelined call is chosen only if its predicted time is at most this fraction of that of the plain collective and
@@ -143,7 +148,8 @@ def _choose(
     elif traits.costs and (path is None or (path in ("pipelined", "fused") and chunks is None)):
         costs = costs_of(traits.costs, device)
         predictions = _predictions(problem, traits, costs, path, chunks, streams, exchange_traits)
-        allowed = [each for each in predictions if each.path in (path, "sequential", "pipelined")]
+        trusted = {path, "sequential", "pipelined"} | ({"fused"} if costs.fused_measured else set())
+        allowed = [each for each in predictions if each.path in trusted]
         least = min(allowed, key=_handicapped)
         reason = _compared(least, allowed) if path is None else reason
         path, chunks, model = least.path, least.chunks, str(Device(costs.name, device.stream_waits))
@@ -179,7 +185,7 @@ def _arranged(
     chunks = min(chunks or 1, max(1, problem.rows))
     exchange = _exchange(problem, traits, path, *exchange_traits)
     if path == "fused":
-        return Choice(path, exchange, "", chunks, copy="copy")
+        return Choice(path, exchange, "", chunks, copy="copy", copies=COPIES)
     if streams is None or whole:
         streams = 1 if whole else traits.streams
     side = path == "pipelined" and (traits.copy_stream or streams == 2)
@@ -192,6 +198,7 @@ def _arranged(
         one_shot=whole and exchange == "planned" and _fits_one_shot(problem, traits),
         compute=("compute0", "compute1")[:streams],
         copy="copy" if side else "compute0",
+        copies=COPIES if side else 1,
     )
 
 

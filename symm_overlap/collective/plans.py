@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..plan import Plan
 from .planners.all_gather_consume import all_gather_consume
@@ -47,6 +47,7 @@ def gather_plan(
         chunks=choice.chunks,
         compute=choice.compute,
         copy=choice.copy,
+        copies=choice.copies,
         in_place=in_place,
         keep=keep,
         consume=consume,
@@ -63,5 +64,7 @@ def reduction_plan(
     planner: Callable[..., Plan], choice: Choice, rank: int, world: int, *, in_place: bool, **arguments: bool
 ) -> Plan:
     """Return the plan of a reduction by ``planner``. Further arguments are the planner's own."""
-    how = {} if choice.whole else {"chunks": choice.chunks, "compute": choice.compute, "copy": choice.copy}
+    how: dict[str, Any] = {}
+    if not choice.whole:
+        how = {"chunks": choice.chunks, "compute": choice.compute, "copy": choice.copy, "copies": choice.copies}
     return planner(rank, world, in_place=in_place, **how, **arguments)

@@ -67,9 +67,8 @@ def planned(problem: Problem, candidate: Choice) -> Plan:
     """Return the plan of rank 0 for a call in chunks that needs nothing except its result."""
     op_kind = problem.op_kind
     if candidate.path == "fused":
-        return _FUSED[op_kind.gathers, op_kind.replicates](
-            0, problem.world, chunks=candidate.chunks, stream=candidate.compute[0], copy=candidate.copy
-        )
+        streams = {"stream": candidate.compute[0], "copy": candidate.copy, "copies": candidate.copies}
+        return _FUSED[op_kind.gathers, op_kind.replicates](0, problem.world, chunks=candidate.chunks, **streams)
     if op_kind.gathers:
         multiplies = op_kind.multiplies
         accumulate = multiplies and problem.last and not op_kind.moves_weight
@@ -133,7 +132,7 @@ class StepCosts:
             held, parts = costs.sms - programs(costs.sms), problem.world * chunks
             self._matmul = costs.matmul(*cut, dtype, held, parts=parts, late=problem.op_kind.gathers, share=costs.fused)
         elif problem.op_kind.multiplies:
-            self._matmul = costs.matmul(*cut, dtype, costs.held if problem.world > 1 else 0)
+            self._matmul = costs.matmul(*cut, dtype, costs.held if problem.world > 1 else 0, share=costs.pieces)
 
     def __call__(self, rank: int, step: Step) -> tuple[float, float]:
         """Return the body and the tail of a step of ``rank``."""

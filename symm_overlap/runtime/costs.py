@@ -64,7 +64,9 @@ class DeviceCosts:
             library_start: the additional time of each of the vendor's collectives.
         kernels: the kinds of steps, besides those that compute, that are kernels. They need the SMs for a moment.
         held: the number of SMs that a wait takes away from the matmuls beside it.
+        pieces: the rate of a series of matmuls, one for each chunk, as a share of the rate of one matmul of them all.
         fused: the rate of the persistent matmul of the path ``fused``, as a share of the library's rate.
+        fused_measured: whether that rate was measured. Otherwise the path is not chosen on a prediction.
     """
 
     name: str
@@ -85,7 +87,9 @@ class DeviceCosts:
     library_start: float
     kernels: frozenset[str]
     held: int
+    pieces: float
     fused: float
+    fused_measured: bool
 
     def matmul(
         self,

@@ -81,11 +81,12 @@ def everyone(tensor, reduce=False):
 
 whole = everyone(x.detach()).requires_grad_()
 plain = (whole @ up) * torch.sigmoid(whole @ gate) @ down
-total = everyone(plain.detach().clone(), reduce=True)
-torch.testing.assert_close(y.detach(), total.chunk(world)[dist.get_rank()], rtol=1e-4, atol=1e-2)
+total = everyone(plain.detach().clone(), reduce=True).chunk(world)[dist.get_rank()]
+# The terms of these sums are large: their rounding counts, not that of an element that is nearly zero.
+torch.testing.assert_close(y.detach(), total, rtol=1e-4, atol=1e-3 * total.std().item())
 plain.sum().backward()
 gradient = everyone(whole.grad, reduce=True).chunk(world)[dist.get_rank()]
-torch.testing.assert_close(x.grad, gradient, rtol=1e-4, atol=1e-2)
+torch.testing.assert_close(x.grad, gradient, rtol=1e-4, atol=1e-3 * gradient.std().item())
 dist.barrier()
 dist.destroy_process_group()
 print("equal")

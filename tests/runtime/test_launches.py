@@ -206,18 +206,20 @@ def test_every_wait_has_its_signal(op: str, world: int, chunks: int) -> None:
 
 @pytest.mark.parametrize(("op", "world", "chunks"), EVERY)
 def test_what_a_peer_has_is_read_behind_a_wait_for_it(op: str, world: int, chunks: int) -> None:
-    """Each copy from a peer's workspace comes after a wait for this peer on the same stream."""
+    """Each copy from a peer's workspace comes after a wait for this peer, and the next copy after the next wait."""
     with standing_in(0, world, chunks=chunks) as me:
         OPS[op](me, world)
-        waited: Counter[str] = Counter()
-        pulled: Counter[str] = Counter()
-        for stream, what, rest in me.launched():
-            if what == "wait":
-                waited.update(f"{stream} {peer}" for peer in rest.partition(" channel")[0].split())
-            elif what == "copy" and (source := rest.partition("<- workspace@")[2]):
-                peer = f"{stream} {source.partition('+')[0]}"
-                pulled[peer] += 1
-                assert pulled[peer] <= waited[peer]
+        listed = me.launched()
+    before = before_each(launches(op, 0, world, chunks)[0])
+    awaited = {
+        index: rest.partition(" channel")[0].split() for index, (_, what, rest) in enumerate(listed) if what == "wait"
+    }
+    pulled: Counter[str] = Counter()
+    for index, (_, what, rest) in enumerate(listed):
+        if what == "copy" and (source := rest.partition("<- workspace@")[2]):
+            peer = source.partition("+")[0]
+            pulled[peer] += 1
+            assert pulled[peer] <= sum(peer in awaited.get(each, ()) for each in before[index])
     assert len(pulled) == world - 1
 
 

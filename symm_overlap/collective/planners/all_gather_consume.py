@@ -35,6 +35,7 @@ def all_gather_consume(
     chunks: int = 1,
     compute: tuple[str, ...] = ("compute0",),
     copy: str = "copy",
+    copies: int = 1,
     in_place: bool = False,
     keep: bool = False,
     consume: bool = True,
@@ -53,6 +54,7 @@ def all_gather_consume(
         compute: one or two streams that consume chunks, in turn; the first is the caller's.
         copy: the stream of the copies. If it is ``compute[0]``, the copies are on the caller's stream, so that one
             thread can run the plan.
+        copies: the number of streams of the copies, as in `CollectiveBuilder`.
         in_place: consume chunks directly from the peer's memory. It has no effect with ``keep``, which needs the copy
             anyway.
         keep: the gathered tensor is an output. Otherwise "gathered", if it is used at all, is scratch.
@@ -80,7 +82,9 @@ def all_gather_consume(
         ValueError: an argument is out of range.
     """
     buffers = gather_buffers(symmetric, keep, announce_offset)
-    plan = CollectiveBuilder("all_gather_consume", rank, world, chunks, compute, copy, buffers=buffers, inputs=chunks)
+    plan = CollectiveBuilder(
+        "all_gather_consume", rank, world, chunks, compute, copy, buffers=buffers, inputs=chunks, copies=copies
+    )
     if not consume and not keep:
         raise ValueError("consume=False, keep=False gathers shards that nothing reads: set keep=True")
     if ring is not None and ring < 1:

@@ -1,8 +1,9 @@
-"""The part that all planners of collective matmul share: chunks, compute streams, a copy stream, and the ring."""
+"""The part that all planners of collective matmul share: chunks, compute streams, copy streams, and the ring."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from ...plan import Builder, Life, Region
 from .kinds import PULL
@@ -24,6 +25,9 @@ class CollectiveBuilder(Builder):
         chunks: the number of pieces into which each rank's part is cut.
         compute: one or two streams that compute; the first is the caller's.
         copy: the stream of the copies. If it is ``compute[0]``, the copies are on the caller's stream.
+        copies: the number of streams of the copies, 1 or 2. Two streams take turns, a peer each: while one copies, the
+            other already waits for the next peer, so that the link is not idle from one copy to the next. The second
+            stream is ``copy`` followed by a 1.
 
     Raises:
         ValueError: an argument is out of range.
@@ -40,6 +44,7 @@ class CollectiveBuilder(Builder):
         *,
         buffers: Mapping[str, Life],
         inputs: int,
+        copies: int = 1,
     ) -> None:
         if chunks < 1:
             raise ValueError(f"chunks is {chunks}: a rank's part must be cut into at least 1 chunk")
@@ -47,8 +52,14 @@ class CollectiveBuilder(Builder):
             raise ValueError(f"compute is {compute}: name one compute stream, or two different ones")
         if copy in compute[1:]:
             raise ValueError(f"copy is {copy!r}, the second compute stream: use another name, or {compute[0]!r}")
-        self.chunks, self.compute, self.copy = chunks, compute, copy
         self.merged = copy == compute[0]
+        if copies not in (1, 2) or (self.merged and copies == 2):
+            raise ValueError(f"copies is {copies}: there are 1 or 2 copy streams, and 1 if it is the caller's")
+        self.chunks, self.compute, self.copy = chunks, compute, copy
+        self._copy_streams = (copy, f"{copy}1")[:copies]
+        self._turns: dict[int, str] = {}
+        self._first: dict[str, int] = {}  # for each copy stream, its first copy
+        self._latest: dict[str, int] = {}
         super().__init__(op, rank, world, stream=compute[0], buffers=buffers, inputs={"input": inputs})
 
     @property
@@ -68,12 +79,38 @@ class CollectiveBuilder(Builder):
         """Return the unit of a chunk in a buffer that holds the chunks of all ranks."""
         return owner * self.chunks + piece
 
+    def copy_for(self, owner: int) -> str:
+        """Return the copy stream for all chunks of a rank. Ranks take turns in the order in which they first appear.
+
+        A rank has one stream, because all waits for the same signals must be in one order.
+        """
+        streams = self._copy_streams
+        return self._turns.setdefault(owner, streams[len(self._turns) % len(streams)])
+
     def pull(self, chunk: tuple[int, int], target: Region, *sources: Region, after: Iterable[int] = ()) -> int:
-        """Copy a chunk on the copy stream, from ``sources[0]`` (any rank's memory) to ``target`` (this rank's memory).
+        """Copy a chunk on its owner's copy stream, from ``sources[0]`` (any rank's memory) to ``target`` (this rank's).
 
         Return the index of the step. Further sources are regions that the copy also reads, such as the offset at which
         the first one begins.
         """
-        return self.add(
-            PULL, self.copy, reads=sources, writes=[target], after=after, peers=[sources[0].rank], chunk=chunk
+        return self.move(
+            PULL, chunk[0], reads=sources, writes=[target], after=after, peers=[sources[0].rank], chunk=chunk
         )
+
+    def move(self, kind: str, owner: int, *, after: Iterable[int] = (), **fields: Any) -> int:
+        """Add a copy on the copy stream for ``owner``. Return the index of the step.
+
+        The second stream starts after the first copy, which would otherwise get only half of the link, and with it the
+        first matmul that needs a copy.
+        """
+        stream = self.copy_for(owner)
+        if stream not in self._first:
+            after = [*after, *self._first.values()]
+        self._latest[stream] = step = self.add(kind, stream, after=after, **fields)
+        self._first.setdefault(stream, step)
+        return step
+
+    @property
+    def copied(self) -> list[int]:
+        """The latest copy of each copy stream. A step that follows all of them follows every copy so far."""
+        return list(self._latest.values())

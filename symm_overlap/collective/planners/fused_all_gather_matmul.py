@@ -34,6 +34,7 @@ def fused_all_gather_matmul(
     chunks: int = 1,
     stream: str = "compute0",
     copy: str = "copy",
+    copies: int = 1,
     keep: bool = False,
     symmetric: bool = False,
     announce_offset: bool = True,
@@ -46,6 +47,7 @@ def fused_all_gather_matmul(
         chunks: the number of pieces into which a shard is cut; each has a flag.
         stream: the caller's stream, which launches the kernel.
         copy: the stream of the copies; it must not be ``stream``.
+        copies: the number of streams of the copies, as in `CollectiveBuilder`.
         keep: the gathered tensor is an output.
         symmetric, announce_offset: peers can read the input itself, as in `all_gather_consume`.
         apart: put the tiles of each chunk on a stream of their own, for the proof that no two accesses race.
@@ -60,17 +62,28 @@ def fused_all_gather_matmul(
         raise ValueError(f"copy is {copy!r}, the stream of the kernel that waits for the copies: use another name")
     buffers = gather_buffers(symmetric, keep, announce_offset)
     plan = CollectiveBuilder(
-        "fused_all_gather_matmul", rank, world, chunks, (stream,), copy, buffers=buffers, inputs=chunks
+        "fused_all_gather_matmul", rank, world, chunks, (stream,), copy, buffers=buffers, inputs=chunks, copies=copies
     )
     gather = Gather(plan, streams=(stream,), in_place=False, symmetric=symmetric, announce_offset=announce_offset)
     if world > 1:
         gather.publish(stream)  # ahead of the kernel, which could delay every other rank
     # Copies are enqueued ahead of the kernel too. Otherwise it would wait for ever if both share a hardware queue.
-    flags = {}
+    flags: dict[tuple[int, int], int] = {}
+    copied: dict[str, tuple[int, int]] = {}  # for each copy stream, the chunk whose flag is next
+
+    def set_flag(stream: str) -> None:
+        if stream in copied:
+            chunk = copied.pop(stream)
+            flags[chunk] = plan.add(RAISE, stream, chunk=chunk, label="[here]")
+
     for owner in plan.peers:
         for piece in plan.pieces:
+            # A flag is set right before the stream's next wait. Then one call of the driver can do both.
+            set_flag(plan.copy_for(owner))
             gather.pull(owner, piece)
-            flags[owner, piece] = plan.add(RAISE, copy, chunk=(owner, piece), label="[here]")
+            copied[plan.copy_for(owner)] = owner, piece
+    for each in list(copied):
+        set_flag(each)
     for owner in [rank, *plan.peers]:
         for piece in plan.pieces:
             chunk, unit = (owner, piece), plan.unit(owner, piece)

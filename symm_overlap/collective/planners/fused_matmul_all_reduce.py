@@ -26,6 +26,7 @@ def fused_matmul_all_reduce(
     chunks: int = 1,
     stream: str = "compute0",
     copy: str = "copy",
+    copies: int = 1,
     sums: str = "reduce",
     apart: bool = False,
 ) -> Plan:
@@ -36,7 +37,9 @@ def fused_matmul_all_reduce(
     Buffers, in chunks: as in `fused_reduction.BUFFERS`; "output" ``world * chunks``. This rank's part of "workspace" is
     for its sum.
     """
-    plan = FusedReduction("fused_matmul_all_reduce", rank, world, chunks, stream, copy, sums, apart=apart)
+    plan = FusedReduction(
+        "fused_matmul_all_reduce", rank, world, chunks, stream, copy, sums, apart=apart, copies=copies
+    )
     plan.produce()
     shared = []
     for piece in plan.pieces:
@@ -44,8 +47,10 @@ def fused_matmul_all_reduce(
         plan.reduce(piece, [plan.here("output", unit), plan.here("workspace", unit)])
         shared.append(plan.share(piece))
     for piece in plan.pieces:
-        plan.wait(copy, plan.peers, 1, after=shared[piece], chunk=(rank, piece), label="[reduced]")
+        waits = plan.wait(copy, plan.peers, 1, after=shared[piece], chunk=(rank, piece), label="[reduced]")
         for owner in plan.peers:
             unit = plan.unit(owner, piece)
-            plan.pull((owner, piece), plan.here("output", unit), Region("workspace", owner, unit, unit + 1))
+            plan.pull(
+                (owner, piece), plan.here("output", unit), Region("workspace", owner, unit, unit + 1), after=waits
+            )
     return plan.finish(plan.here("output", 0, world * chunks))

@@ -26,6 +26,7 @@ def fused_matmul_reduce_scatter(
     chunks: int = 1,
     stream: str = "compute0",
     copy: str = "copy",
+    copies: int = 1,
     sums: str = "reduce",
     apart: bool = False,
 ) -> Plan:
@@ -35,7 +36,8 @@ def fused_matmul_reduce_scatter(
         rank, world: the rank that runs the plan, and the world size.
         chunks: the number of pieces into which the part of each rank is cut; each has a flag.
         stream: the caller's stream, which launches the kernel.
-        copy, sums: the streams of the copies and of the sums. All three streams must be different.
+        copy, sums: the streams of the copies and of the sums. All streams must be different.
+        copies: the number of streams of the copies, as in `CollectiveBuilder`.
         apart: see `fused_all_gather_matmul`.
 
     Buffers, in chunks: as in `fused_reduction.BUFFERS`; "output" ``chunks``.
@@ -43,7 +45,9 @@ def fused_matmul_reduce_scatter(
     Raises:
         ValueError: an argument is out of range.
     """
-    plan = FusedReduction("fused_matmul_reduce_scatter", rank, world, chunks, stream, copy, sums, apart=apart)
+    plan = FusedReduction(
+        "fused_matmul_reduce_scatter", rank, world, chunks, stream, copy, sums, apart=apart, copies=copies
+    )
     plan.produce()
     for piece in plan.pieces:
         plan.reduce(piece, [plan.here("output", piece)])

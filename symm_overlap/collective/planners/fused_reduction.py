@@ -32,22 +32,34 @@ class FusedReduction(CollectiveBuilder):
     Args:
         op, rank, world, chunks: see `CollectiveBuilder`.
         stream, copy, sums: the streams of the kernel, of the copies and of the sums.
-        apart: see `fused_all_gather_matmul`.
+        apart, copies: see `fused_all_gather_matmul`.
 
     Raises:
         ValueError: an argument is out of range, or the three streams are not different.
     """
 
     def __init__(
-        self, op: str, rank: int, world: int, chunks: int, stream: str, copy: str, sums: str, *, apart: bool
+        self,
+        op: str,
+        rank: int,
+        world: int,
+        chunks: int,
+        stream: str,
+        copy: str,
+        sums: str,
+        *,
+        apart: bool,
+        copies: int,
     ) -> None:
         if len({stream, copy, sums}) < 3:
             streams = f"{stream!r}, {copy!r} and {sums!r}"
             raise ValueError(f"the streams are {streams}: the kernel, copies and sums need three different ones")
-        super().__init__(op, rank, world, chunks, (stream,), copy, buffers=BUFFERS, inputs=world * chunks)
+        super().__init__(
+            op, rank, world, chunks, (stream,), copy, buffers=BUFFERS, inputs=world * chunks, copies=copies
+        )
         self.sums, self.apart = sums, apart
         self.tile_steps: dict[tuple[int, int], int] = {}
-        self.signals_sent: list[int] = []  # the last signal that partial sums are ready
+        self.signals_sent: dict[str, int] = {}  # for each copy stream, the last signal that a partial sum is ready
 
     def produce(self) -> None:
         """Compute the chunks for all ranks in one kernel, and push each chunk to its owner once it is computed."""
@@ -63,14 +75,24 @@ class FusedReduction(CollectiveBuilder):
                     chunk=(owner, piece),
                     label="[made]",
                 )
+        pushed: dict[str, tuple[int, int]] = {}  # for each copy stream, the chunk that is signalled next
         for chunk, tile_step in self.tile_steps.items():
             owner, piece = chunk
             if owner != self.rank:
-                self.add(POLL, self.copy, after=[tile_step], chunk=chunk, label="[made]")
-                unit = self.unit(self.rank, piece)
+                stream, unit = self.copy_for(owner), self.unit(self.rank, piece)
+                # A signal comes right before the stream's next poll. Then one call of the driver can do both.
+                self._signal_partial(stream, pushed)
+                self.add(POLL, stream, after=[tile_step], chunk=chunk, label="[made]")
                 source, target = self.here("product", self.unit(*chunk)), Region("workspace", owner, unit, unit + 1)
-                self.add(PUSH, self.copy, reads=[source], writes=[target], peers=(owner,), chunk=chunk)
-                self.signals_sent = self.signal(self.copy, [owner], 0, chunk=chunk, label="[partial]")
+                self.move(PUSH, owner, reads=[source], writes=[target], peers=(owner,), chunk=chunk)
+                pushed[stream] = chunk
+        for each in list(pushed):
+            self._signal_partial(each, pushed)
+
+    def _signal_partial(self, stream: str, pushed: dict[str, tuple[int, int]]) -> None:
+        if stream in pushed:
+            chunk = pushed.pop(stream)
+            (self.signals_sent[stream],) = self.signal(stream, [chunk[0]], 0, chunk=chunk, label="[partial]")
 
     def reduce(self, piece: int, targets: list[Region]) -> None:
         """Add up a piece of this rank's part into each of ``targets``."""
@@ -79,7 +101,8 @@ class FusedReduction(CollectiveBuilder):
         # Like every wait, this one comes after the rank's own signals. It costs nothing: the sum also needs this rank's
         # own rows, which the kernel computes after all the rows that it signals.
         chunk = self.rank, piece
-        self.wait(self.sums, self.peers, 0, after=self.signals_sent, chunk=chunk, label="[partial]")
+        arriving = self.peers[::-1]  # in the order in which their chunks arrive
+        self.wait(self.sums, arriving, 0, after=self.signals_sent.values(), chunk=chunk, label="[partial]")
         self.add(POLL, self.sums, after=[self.tile_steps[chunk]], chunk=chunk, label="[made]")
         reads = [partials[producer] for producer in range(self.world)]
         self.add(REDUCE, self.sums, reads=reads, writes=targets, chunk=chunk)

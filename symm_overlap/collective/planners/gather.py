@@ -111,7 +111,7 @@ class Gather:
                 after = [self.consumed[plan.chunks + turn - self.ring]]
         target = plan.here("gathered", place)
         if (owner, piece) not in self.pulls:
-            self.await_ready(plan.copy, [owner], piece)
+            self.await_ready(plan.copy_for(owner), [owner], piece)
             sources = self.shard(owner, piece)
             self.pulls[owner, piece] = plan.pull((owner, piece), target, *sources, after=after)
         return target
@@ -182,6 +182,6 @@ class Gather:
 
         After that the caller may overwrite the input.
         """
-        after = self.consumed if self.in_place else ()
+        after = self.consumed if self.in_place else self.plan.copied
         self.plan.signal(self.reading, self.plan.peers, _DONE, after=after, label="[done]")
         self.plan.wait(self.reading, self.plan.peers, _DONE, label="[done]")

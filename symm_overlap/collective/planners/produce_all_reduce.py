@@ -24,6 +24,7 @@ def produce_all_reduce(
     chunks: int = 1,
     compute: tuple[str, ...] = ("compute0",),
     copy: str = "copy",
+    copies: int = 1,
     in_place: bool = False,
     sleep: bool = True,
 ) -> Plan:
@@ -36,7 +37,15 @@ def produce_all_reduce(
     "workspace" holds its sum.
     """
     plan = CollectiveBuilder(
-        "produce_all_reduce", rank, world, chunks, compute, copy, buffers=reduction_buffers(), inputs=world * chunks
+        "produce_all_reduce",
+        rank,
+        world,
+        chunks,
+        compute,
+        copy,
+        buffers=reduction_buffers(),
+        inputs=world * chunks,
+        copies=copies,
     )
     reduction = Reduction(plan, in_place, streams=compute)
     reduction.produce_all(sleep)

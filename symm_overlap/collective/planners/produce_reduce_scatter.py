@@ -31,6 +31,7 @@ def produce_reduce_scatter(
     chunks: int = 1,
     compute: tuple[str, ...] = ("compute0",),
     copy: str = "copy",
+    copies: int = 1,
     in_place: bool = False,
     sleep: bool = True,
     keep: bool = False,
@@ -44,6 +45,7 @@ def produce_reduce_scatter(
         compute: one or two streams that produce chunks, in turn; the first is the caller's.
         copy: the stream of the copies. If it is ``compute[0]``, the copies are on the caller's stream, so that one
             thread can run the plan.
+        copies: the number of streams of the copies, as in `CollectiveBuilder`.
         in_place: reduce directly from the peers' memory, without copies.
         sleep: with two compute streams, make the second one start first on every rank.
         keep: this rank's matmul, ``X @ B``, is an output too ("product"). The step that produces a chunk also writes it
@@ -58,7 +60,15 @@ def produce_reduce_scatter(
         ValueError: an argument is out of range.
     """
     plan = CollectiveBuilder(
-        "produce_reduce_scatter", rank, world, chunks, compute, copy, buffers=reduction_buffers(), inputs=world * chunks
+        "produce_reduce_scatter",
+        rank,
+        world,
+        chunks,
+        compute,
+        copy,
+        buffers=reduction_buffers(),
+        inputs=world * chunks,
+        copies=copies,
     )
     reduction = Reduction(plan, in_place, streams=compute, keep=keep, own=own)
     reduction.produce_all(sleep)

@@ -45,7 +45,8 @@ class Reduction:
     ) -> None:
         self.plan, self.in_place, self.streams, self.keep = plan, in_place, streams, keep
         self.own = "product" if keep and own else "workspace"  # where the sum reads this rank's own chunks
-        self.signals_sent: dict[tuple[int, int], list[int]] = {}  # by chunk that arrives
+        # By chunk that arrives, this rank's own signals until then: the last one of each stream.
+        self.signals_sent: dict[tuple[int, int], list[int]] = {}
         self.shared: list[list[int]] = []  # for each piece, the signal that its sum is ready
         self.pulls: dict[tuple[int, int], int] = {}
 
@@ -64,6 +65,7 @@ class Reduction:
         """
         plan = self.plan
         sleep = sleep and len(self.streams) == 2
+        last: dict[int, list[int]] = {}
         for owner in [*plan.peers, plan.rank]:
             arriving = (2 * plan.rank - owner) % plan.world  # meanwhile rank-1 computes for this rank
             for piece in plan.pieces:
@@ -76,7 +78,8 @@ class Reduction:
                 plan.add(PRODUCE, plan.compute[turn], reads=[source], writes=targets, chunk=chunk)
                 if owner != plan.rank:
                     signals = plan.signal(plan.compute[turn], [owner], turn, chunk=chunk, label="[partial]")
-                    self.signals_sent[arriving, piece] = signals
+                    last[turn] = signals
+                    self.signals_sent[arriving, piece] = [each for sent in last.values() for each in sent]
                     if not self.in_place and not plan.merged:
                         self.pull(arriving, piece)
 
@@ -108,12 +111,13 @@ class Reduction:
     def pull(self, producer: int, piece: int) -> Region:
         """Copy a chunk that a peer computed for this rank, unless it is copied already; return the region of the copy.
 
-        The wait comes after this rank's own signal of the same turn. Otherwise every rank could start its wait before
-        its signal, and all would wait for ever.
+        The wait comes after this rank's own signals of the same turn and of all turns before. Otherwise every rank
+        could start its wait before its signals, and all would wait for ever.
         """
         target = self.plan.here("stage", self.plan.unit(producer, piece))
         if (producer, piece) not in self.pulls:
-            self.await_partials(self.plan.copy, [producer], piece, self.signals_sent.get((producer, piece), ()))
+            stream = self.plan.copy_for(producer)
+            self.await_partials(stream, [producer], piece, self.signals_sent.get((producer, piece), ()))
             self.pulls[producer, piece] = self.plan.pull((producer, piece), target, self.partial(producer, piece))
         return target
 
@@ -158,8 +162,12 @@ class Reduction:
         """
         plan = self.plan
         chunk = (plan.rank, piece)
-        signals = [] if self.in_place else self.shared[piece]
-        plan.wait(plan.copy, plan.peers, _REDUCED + turn, after=signals, chunk=chunk, label="[reduced]")
+        after = [] if self.in_place else self.shared[piece]
+        if piece == 0 and len(self.streams) == 2:
+            # The wait comes after all waits for partial sums, because peers share their sums only after such waits.
+            # With one compute stream it does in any case: the sum of a piece follows the matmuls of all pieces.
+            after = [*after, *plan.copied]
+        waits = plan.wait(plan.copy, plan.peers, _REDUCED + turn, after=after, chunk=chunk, label="[reduced]")
         for owner in plan.peers:
             chunk = (owner, piece)
-            plan.pull(chunk, plan.here("output", plan.unit(*chunk)), self.reduced(owner, piece))
+            plan.pull(chunk, plan.here("output", plan.unit(*chunk)), self.reduced(owner, piece), after=waits)

@@ -1,19 +1,18 @@
-"""What operations cost on known GPUs. This project has measured none of these figures.
+"""What operations cost on known GPUs.
 
 The number of SMs, the peak rates of dense matmuls, and the bandwidths come from datasheets. Figures that others
 published for the H100 are: 700 TFLOP/s in large bfloat16 matmuls; of the 450 GB/s of a link, 369 GB/s by copy engines
-and 343 GB/s by copying kernels; and 0.8 us until a flag is seen. All other figures are estimates. Those of the other
-GPUs are in proportion to their datasheets. `bench.predict --published` compares the model with times that others
-published.
+and 343 GB/s by copying kernels; and 0.8 us until a flag is seen. Those of the other GPUs are in proportion to their
+datasheets. `bench.predict --published` compares the model with times that others published.
 
-The rate of our persistent kernel is a goal: 0.95 of the library's matmul. No GPU has run it yet.
+This project has measured on one H200 (bench/RESULTS.md): large bfloat16 matmuls, the bandwidth of sums, waits by memory
+operations, and the rates of matmuls of chunks and of our persistent kernels. All other figures are estimates.
 """
 
 import torch
 
 from ..costs import DeviceCosts, Tile
 
-_REACHED = 700 / 989
 _BY_COPY_ENGINE, _BY_KERNEL = 369 / 450, 343 / 450
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -22,10 +21,21 @@ _TILES = (Tile(128, 256, 1.0), Tile(256, 128, 1.0), Tile(128, 128, 0.85), Tile(1
 
 
 def _gpu(
-    name: str, sms: int, *, half: float, eight_bit: float, single: float, double: float, memory: float, link: float
+    name: str,
+    sms: int,
+    *,
+    half: float,
+    eight_bit: float,
+    single: float,
+    double: float,
+    memory: float,
+    link: float,
+    reached: float = 700 / 989,
+    fused: float | None = None,
 ) -> DeviceCosts:
     """Return the costs of a GPU from its datasheet: TFLOP/s for each width of floats, GB/s of its memory, and GB/s of
-    its links in one direction.
+    its links in one direction; and the share of these rates that large matmuls reach, and that our persistent kernel
+    has of the library's matmul, if it was measured.
     """
     peaks = {torch.bfloat16: half, torch.float16: half, torch.float32: single, torch.float64: double}
     peaks.update(dict.fromkeys(_FLOAT8, eight_bit))
@@ -33,14 +43,14 @@ def _gpu(
         name=name,
         sms=sms,
         tiles=_TILES,
-        flops={dtype: _REACHED * peak * 1e12 for dtype, peak in peaks.items()},
+        flops={dtype: reached * peak * 1e12 for dtype, peak in peaks.items()},
         memory=0.9 * memory * 1e9,
         copy=_BY_COPY_ENGINE * link * 1e9,
         copy_start=2e-6,
         kernel=2e-6,
         signal=2e-6,  # by a kernel
         wait=2e-6,  # by a kernel
-        stream_wait=1e-6,
+        stream_wait=2.6e-6,
         flag=0.8e-6,
         event=1e-6,
         host=1e-6,  # issued from C++
@@ -49,13 +59,26 @@ def _gpu(
         # Copies within a GPU run on its SMs too.
         kernels=frozenset({"publish", "signal", "barrier"}),
         held=1,  # by a kernel that polls
-        fused=0.95,  # a goal
+        pieces=0.93,
+        fused=fused or 0.95,  # a goal
+        fused_measured=fused is not None,
     )
 
 
 COSTS = (
     _gpu("H100", 132, half=989, eight_bit=1979, single=67, double=67, memory=3350, link=450),
-    _gpu("H200", 132, half=989, eight_bit=1979, single=67, double=67, memory=4800, link=450),
+    _gpu(
+        "H200",
+        132,
+        half=989,
+        eight_bit=1979,
+        single=67,
+        double=67,
+        memory=4800,
+        link=450,
+        reached=800 / 989,
+        fused=0.96,
+    ),
     _gpu("A100", 108, half=312, eight_bit=312, single=19.5, double=19.5, memory=2039, link=300),
     _gpu("B200", 148, half=2250, eight_bit=4500, single=75, double=37, memory=8000, link=900),
 )

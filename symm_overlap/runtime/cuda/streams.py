@@ -41,7 +41,7 @@ class CudaStreams:
             some matmul waits for each of them, and a copy engine takes no multiprocessor away from a matmul.
     """
 
-    def __init__(self, device: torch.device, high_priority: Collection[str] = ("copy",)) -> None:
+    def __init__(self, device: torch.device, high_priority: Collection[str] = ("copy", "copy1")) -> None:
         self._device = device
         self._high_priority = frozenset(high_priority)
         self._streams: dict[str, torch.cuda.Stream] = {}

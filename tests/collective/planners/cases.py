@@ -21,6 +21,8 @@ STREAMS = [
     {"copy": "copy"},
     {"copy": "copy", "compute": TWO},
     {"copy": "copy", "compute": TWO, "in_place": True},
+    {"copy": "copy", "copies": 2},
+    {"copy": "copy", "compute": TWO, "copies": 2},
 ]
 
 
@@ -30,6 +32,11 @@ def in_graphs(calls):
     return all(
         region.rank == rank for rank, step in steps if kind(step.kind).role == "compute" for region in step.reads
     )
+
+
+def delays_copy(taken):
+    """True if a synchronisation lets the second copy stream start after the first copy, for speed alone."""
+    return taken.kind == "dependency" and {at.step.kind for at in taken.at} in ({"pull"}, {"push"})
 
 
 def case_id(value):

@@ -173,6 +173,8 @@ def test_planning_again_gives_the_same_object():
         ({"rank": 0, "compute": ()}, "compute is ()"),
         ({"rank": 0, "compute": ("a", "a")}, "two different"),
         ({"rank": 0, "compute": ("a", "b"), "copy": "b"}, "copy is 'b'"),
+        ({"rank": 0, "copies": 3}, "copies is 3"),
+        ({"rank": 0, "compute": ("a",), "copy": "a", "copies": 2}, "copies is 2"),
     ],
 )
 @pytest.mark.parametrize("planner", OVERLAPPED)

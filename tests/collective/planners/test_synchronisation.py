@@ -20,7 +20,7 @@ from symm_overlap.plan.order import Order
 from symm_overlap.plan.testing import redundant, synchronisations, without
 from symm_overlap.plan.verify import find_problems
 
-from .cases import OVERLAPPED, SEQUENTIAL, STREAMS, TWO, case_id, in_graphs
+from .cases import OVERLAPPED, SEQUENTIAL, STREAMS, TWO, case_id, delays_copy, in_graphs
 
 GATHER_OPTIONS = [
     {"keep": True},
@@ -70,7 +70,8 @@ def holds(planner, world, **arguments):
 def nothing_is_idle(planner, world, **arguments):
     """Ranks differ only in their numbers, so it is enough to remove the synchronisations that rank 0 waits for."""
     calls = plan_calls(planner, world, **arguments)
-    assert redundant(calls, [0], graphs=in_graphs(calls)) == [], f"{planner.__name__} for world {world}, {arguments}"
+    idle = [taken for taken in redundant(calls, [0], graphs=in_graphs(calls)) if not delays_copy(taken)]
+    assert idle == [], f"{planner.__name__} for world {world}, {arguments}"
 
 
 @pytest.mark.parametrize("world", range(1, 17))

@@ -40,6 +40,7 @@ class FusedGather(FusedRun, Gather):
                 chunks=choice.chunks,
                 stream=choice.compute[0],
                 copy=choice.copy,
+                copies=choice.copies,
                 keep=keep,
                 symmetric=call.symmetric,
                 announce_offset=call.backend.traits.announces_offset,

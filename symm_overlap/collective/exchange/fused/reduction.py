@@ -37,7 +37,8 @@ class _FusedReduction(FusedRun):
         choice, plans = call.choice, call.route.plans
         plan = plans.get("fused")
         if plan is None:
-            planned = planner(call.rank, call.world, chunks=choice.chunks, stream=choice.compute[0], copy=choice.copy)
+            streams = {"stream": choice.compute[0], "copy": choice.copy, "copies": choice.copies}
+            planned = planner(call.rank, call.world, chunks=choice.chunks, **streams)
             plan = plans["fused"] = one_launch(planned)
         self.parts = bounds(total, call.world)
         self.cut = bounds(self.parts[1], choice.chunks)
