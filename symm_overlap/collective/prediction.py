@@ -79,6 +79,22 @@ def planned(problem: Problem, candidate: Choice) -> Plan:
     return reduction_plan(planner, candidate, 0, problem.world, in_place=False)
 
 
+def copy_streams(problem: Problem, costs: DeviceCosts | None) -> int:
+    """Return the number of copy streams of a call in chunks. ``costs``: those of the device, if they are known.
+
+    Measured on an H200 with an emulated link: with one stream, the wait for the next peer's signal left the link idle
+    for 5 to 7 us after every copy. With two streams, copies overlap, so some chunks arrive later. Gathers whose matmuls
+    take longer than their copies took up to 13 percent longer then, because matmuls waited for these chunks. A sum
+    needs all chunks in any case.
+    """
+    if not problem.op_kind.gathers:
+        return 2
+    if costs is None:
+        return 1
+    each = StepCosts(problem, costs, 1)
+    return 2 if (problem.world - 1) * each.peer_copy > problem.world * each.matmul else 1
+
+
 def predict_plan(problem: Problem, costs: DeviceCosts, plan: Plan, path: str, chunks: int) -> Prediction:
     """Predict the time of a call by ``plan``, with ``chunks`` chunks of each rank's part."""
     steps = StepCosts(problem, costs, chunks, _last_tiles(plan))
@@ -133,6 +149,16 @@ class StepCosts:
             self._matmul = costs.matmul(*cut, dtype, held, parts=parts, late=problem.op_kind.gathers, share=costs.fused)
         elif problem.op_kind.multiplies:
             self._matmul = costs.matmul(*cut, dtype, costs.held if problem.world > 1 else 0, share=costs.pieces)
+
+    @property
+    def matmul(self) -> float:
+        """Seconds of the matmul of one chunk, beside other work that fills its last wave."""
+        return self._matmul[0] if self._matmul else 0.0
+
+    @property
+    def peer_copy(self) -> float:
+        """Seconds of the copy of one chunk."""
+        return self._costs.peer_copy(self._nbytes)
 
     def __call__(self, rank: int, step: Step) -> tuple[float, float]:
         """Return the body and the tail of a step of ``rank``."""

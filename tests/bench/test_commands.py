@@ -84,7 +84,7 @@ def test_gpu_host_counts_what_every_op_launches(tmp_path: Path) -> None:
         assert row["events"] > 0
     assert max(row["small"] for row in rows if (row["world"], row["chunks"]) == (8, 1)) <= gpu_host.TARGET_SMALL
     judged = [row for row in rows if (row["path"], row["world"], row["chunks"]) == ("fused", 8, 1)]
-    assert [row["driver"] for row in judged] == [29, 33, 47]
+    assert [row["driver"] for row in judged] == [23, 33, 47]
     # Five calls on a machine that may be busy: the times are not compared here.
     assert all(row["us_to_issue"] > 0 and row["us_per_call"] > 0 for row in rows)
 

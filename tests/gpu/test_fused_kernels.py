@@ -72,10 +72,11 @@ def calls_of_the_driver(me: Rank) -> list[int]:
 
 @pytest.mark.skipif("SYMM_OVERLAP_HOST_GPU" not in os.environ, reason="only the host GPU counts them")
 def test_memory_operations_that_follow_one_another_are_one_call_of_the_driver(gpu_ranks: Worlds) -> None:
-    """The first op signals, and then waits for a peer, raises a flag and waits for the next peer, and so on. The second
-    waits for a flag, signals and waits for the next flag, and so on, and then waits for three peers and one flag.
+    """The first op signals by one kernel. Then one copy stream waits for a peer, raises a flag and waits for the next
+    peer, and raises a flag; the other waits for a peer and raises a flag. The second op waits for a flag, signals and
+    waits for the next flag, and so on; at last it waits for three peers and one flag.
     """
-    assert gpu_ranks.run(4, calls_of_the_driver, waits="memory") == [[1 + 4, 4 + 1]] * 4
+    assert gpu_ranks.run(4, calls_of_the_driver, waits="memory") == [[3 + 2, 3 + 2 + 1]] * 4
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])

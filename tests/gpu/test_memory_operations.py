@@ -41,6 +41,32 @@ def test_what_came_before_the_signal_is_seen_after_the_wait() -> None:
     assert seen[:, 0].tolist() == list(range(1, 51))
 
 
+@pytest.mark.parametrize("announced", [0, 1])
+def test_a_signal_to_many_peers_is_seen_by_all_of_them(announced: int) -> None:
+    """So many writes are one kernel (kFewestInAKernel in csrc/cuda/lane_host.cpp)."""
+    world = 9
+    lanes = Lanes(world, in_memory=True)
+    sources = [torch.zeros(1 << 18, device="cuda") for _ in range(world)]
+    seen = torch.zeros(5, world, world, device="cuda")
+    torch.cuda.synchronize()
+    for number in range(1, 6):
+        for rank in range(world):
+            lanes[rank].begin(0, number, LONG, call_hash=announced, number=number)
+            with lanes.on(rank) as lane:
+                sources[rank].fill_(number * world + rank)
+                lane.signal([peer for peer in range(world) if peer != rank], 0)  # [written]
+        for rank in range(world):
+            peers = [peer for peer in range(world) if peer != rank]
+            with lanes.on(rank) as lane:
+                lane.wait(peers, 0)  # [written]
+                seen[number - 1, rank] = torch.stack([source[-1] for source in sources])
+                lane.signal(peers, 1)  # [read]
+                lane.wait(peers, 1)  # [read]
+    lanes.check()
+    expected = torch.arange(1, 6)[:, None, None] * world + torch.arange(world)
+    assert torch.equal(seen.cpu(), expected.expand(5, world, world).float())
+
+
 def test_the_deadline_counts_from_when_the_stream_waits() -> None:
     lanes = Lanes(2, in_memory=True)
     lanes[0].begin(5, 17, 2 * 10**9)
