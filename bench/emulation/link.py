@@ -133,7 +133,7 @@ class HostPacer:
 
 
 class DevicePacer:
-    """A link that uses the clock of a GPU. It has not been run on a GPU yet.
+    """A link that uses the clock of a GPU.
 
     Attributes:
         clock: one int64 on the GPU, the time until which the link is busy, in the GPU's own time.

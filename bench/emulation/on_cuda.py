@@ -1,4 +1,4 @@
-"""The workspace of an emulated lane on a GPU. It differs from that of any lane only in its memory. Not run yet."""
+"""The workspace of an emulated lane on a GPU. It differs from that of any lane only in its memory."""
 
 from __future__ import annotations
 

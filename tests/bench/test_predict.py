@@ -39,7 +39,7 @@ def test_all_sixteen_layers_have_a_row_whoever_wins() -> None:
         op, size = predict.OPS[shape.ops[0]], (shape.m, shape.n, shape.k)
         plain, torchs, ours, fused = predict.predictions(op, *size, Device("H100"), 8)
         assert (plain.path, torchs.path, fused.path) == ("sequential", "torch", "fused")
-        assert ours.path in ("sequential", "pipelined"), "no GPU has run the path fused"
+        assert ours.path in ("sequential", "pipelined"), "the fused kernel was not measured on an H100"
         times = [f"{each.total:.3f}" for each in (plain, torchs, ours, fused)]
         gains = plain.total / ours.total, torchs.total / ours.total, plain.total / fused.total
         numbers = [word for word in row[47:].split() if "." in word]

@@ -1,4 +1,4 @@
-"""The traits of GPUs, on which the choice of a path depends. No GPU has confirmed these estimates."""
+"""The traits of GPUs, on which the choice of a path depends. Estimates that no GPU has confirmed."""
 
 from ..backend import Traits
 from .costs import COSTS

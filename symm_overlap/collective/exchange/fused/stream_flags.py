@@ -1,4 +1,4 @@
-"""Flags on a GPU, which the streams of a call raise and wait for. Not run yet: no GPU was available.
+"""Flags on a GPU, which the streams of a call raise and wait for.
 
 Streams do so by memory operations, which occupy no multiprocessor, or by small kernels (csrc/cuda/flags.h). Kernels are
 needed in a captured graph, since the host does not see its replays and so does not know their epochs.
