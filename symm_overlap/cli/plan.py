@@ -58,6 +58,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--chunks", type=int, metavar="N", help="number of chunks that each rank's part is cut into (default 1)")
     add("--rank", type=int, metavar="R", help="show only this rank (default: all ranks)")
     add("--streams", type=int, choices=(1, 2), help="number of compute streams (default 2)")
+    add("--copies", type=int, choices=(1, 2), help="number of copy streams (default 1)")
     add("--one-thread", action="store_true", help="run everything on one stream, as on CPU")
     add("--in-place", action="store_true", help="read the peers' memory in place, without copies, as on CPU")
     add("--sequential", action="store_true", help="do not overlap: one exchange and one matmul, one after the other")
@@ -116,8 +117,8 @@ def _planner_arguments(args: argparse.Namespace) -> dict[str, Any]:
     if args.world < 1:
         raise ValueError(f"--world is {args.world}: there must be at least 1 rank")
     require_at_most(MOST_PIECES, args.world**2 * (args.chunks or 1), "ranks * ranks * chunks")
-    if args.one_thread and args.streams == 2:
-        raise ValueError("--one-thread means one stream: leave out --streams 2")
+    if args.one_thread and 2 in (args.streams, args.copies):
+        raise ValueError(f"--one-thread means one stream: leave out --{'streams' if args.streams == 2 else 'copies'} 2")
     if args.fused:
         return _fused_arguments(args)
     if args.sequential or args.one_shot:
@@ -126,6 +127,7 @@ def _planner_arguments(args: argparse.Namespace) -> dict[str, Any]:
         "chunks": 1 if args.chunks is None else args.chunks,
         "compute": ("compute0",) if args.one_thread or args.streams == 1 else ("compute0", "compute1"),
         "copy": "compute0" if args.one_thread else "copy",
+        "copies": args.copies or 1,
         "in_place": args.in_place,
         "sleep": not args.no_sleep,
     }
@@ -142,12 +144,12 @@ def _fused_arguments(args: argparse.Namespace) -> dict[str, Any]:
     }
     if given := [option for option, is_given in others.items() if is_given]:
         raise ValueError(f"--fused means one kernel with copies beside it: leave out {', '.join(given)}")
-    return {"chunks": 1 if args.chunks is None else args.chunks}
+    return {"chunks": 1 if args.chunks is None else args.chunks, "copies": args.copies or 1}
 
 
 def _sequential_arguments(args: argparse.Namespace) -> dict[str, Any]:
     asked = "--one-shot" if args.one_shot else "--sequential"
-    for option, given in (("--chunks", args.chunks), ("--streams", args.streams)):
+    for option, given in (("--chunks", args.chunks), ("--streams", args.streams), ("--copies", args.copies)):
         if given not in (None, 1):
             raise ValueError(f"{asked} means one part on one stream: leave out {option} {given}")
     return {"in_place": args.in_place}

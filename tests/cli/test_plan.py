@@ -63,6 +63,14 @@ def test_no_efficiency_is_made_up_where_matmuls_and_sums_use_peers_memory_in_pla
     assert "no overlap efficiency" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("more", [[], ["--fused"]])
+@pytest.mark.parametrize("op", command.PLANNERS)
+def test_two_copy_streams_are_proven_and_shown(op, more, capsys):
+    assert main(["plan", op, "--copies", "2", "--world", "3", "--verify", *more]) == 0
+    assert "\nrank 0  copy1 " in (shown := "\n" + capsys.readouterr().out)
+    assert "no race" in shown
+
+
 def test_verify_says_what_was_proven(capsys):
     assert main(["plan", "matmul_all_reduce", "--verify"]) == 0
     assert "three calls back to back, " in (shown := capsys.readouterr().out)
@@ -106,6 +114,8 @@ DURATIONS = ["--matmul-ms", "--copy-ms"]
         (["--chunks", "0"], "chunks is 0"),
         (["--rank", "4"], "no rank 4 in a plan for ranks 0 to 3"),
         (["--one-thread", "--streams", "2"], "leave out --streams 2"),
+        (["--one-thread", "--copies", "2"], "leave out --copies 2"),
+        (["--sequential", "--copies", "2"], "leave out --copies 2"),
         *(([option, value], f"{option} is {value}") for option in DURATIONS for value in ("-1.0", "nan", "inf")),
         (["--sequential", "--chunks", "2"], "leave out --chunks 2"),
         (["--sequential", "--streams", "2"], "leave out --streams 2"),

@@ -55,6 +55,8 @@ class CollectiveBuilder(Builder):
         self.merged = copy == compute[0]
         if copies not in (1, 2) or (self.merged and copies == 2):
             raise ValueError(f"copies is {copies}: there are 1 or 2 copy streams, and 1 if it is the caller's")
+        if copies == 2 and f"{copy}1" in compute:
+            raise ValueError(f"{copy}1 is the name of a compute stream and of the second copy stream: use another name")
         self.chunks, self.compute, self.copy = chunks, compute, copy
         self._copy_streams = (copy, f"{copy}1")[:copies]
         self._turns: dict[int, str] = {}

@@ -51,7 +51,7 @@ class FusedReduction(CollectiveBuilder):
         apart: bool,
         copies: int,
     ) -> None:
-        if len({stream, copy, sums}) < 3:
+        if len({stream, copy, sums, f"{copy}1"}) < 4:
             streams = f"{stream!r}, {copy!r} and {sums!r}"
             raise ValueError(f"the streams are {streams}: the kernel, copies and sums need three different ones")
         super().__init__(

@@ -174,6 +174,7 @@ def test_planning_again_gives_the_same_object():
         ({"rank": 0, "compute": ("a", "a")}, "two different"),
         ({"rank": 0, "compute": ("a", "b"), "copy": "b"}, "copy is 'b'"),
         ({"rank": 0, "copies": 3}, "copies is 3"),
+        ({"rank": 0, "compute": ("copy1",), "copies": 2}, "copy1 is the name of"),
         ({"rank": 0, "compute": ("a",), "copy": "a", "copies": 2}, "copies is 2"),
     ],
 )
