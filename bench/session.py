@@ -38,7 +38,7 @@ _NO_TESTS_LEFT = 5  # pytest's exit code when it selected no tests
 _MACHINE = """
 import json, torch
 from importlib.metadata import distributions
-names = {"torch", "triton", "setuptools", "ninja", "pytest", "numpy"}
+names = {"torch", "triton", "setuptools", "ninja", "pytest", "pytest-xdist", "numpy"}
 found = {d.name: d.version for d in distributions() if d.name in names}
 gpus = torch.cuda.device_count()
 a, b = torch.cuda.get_device_capability() if gpus else (0, 0)

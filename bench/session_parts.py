@@ -71,6 +71,10 @@ SANITIZED = ["tests/gpu/test_values.py", "tests/gpu/test_shapes.py", "tests/gpu/
 PYTEST = 9
 """The oldest version that the tests run with: minversion in pyproject.toml."""
 
+WORKERS = 3
+"""The number of processes that run tests, if pytest-xdist is there: a test of ranks that share a GPU waits for most of
+its time. Each keeps ranks alive, of which a GPU allows some 16 (tests/gpu/conftest.py)."""
+
 FIRST = ("primitives", "fused_kernels", "emulate_llama", "emulate_device")
 """The benchmarks that are judged by the targets of GPUs. They check their results themselves."""
 
@@ -91,7 +95,7 @@ def parts(python: str, machine: dict[str, Any]) -> list[Part]:
         machine: the result of `bench.session.machine`, of which "gpus", "architecture" and "versions" are used.
     """
     lacks = _without_pytest(machine)
-    tests, *more_tests = _tests(python, lacks)
+    tests, *more_tests = _tests(python, lacks, "pytest-xdist" in machine.get("versions", {}))
     benchmarks = {part.name: part for part in _benchmarks(python, machine["gpus"])}
     # What the targets of GPUs need comes first, and takes some minutes. A machine may be lent for half an hour.
     first = [benchmarks.pop(name) for name in FIRST]
@@ -130,14 +134,15 @@ def _without_pytest(machine: dict[str, Any]) -> str:
     return f"there is {f'pytest {found}' if found else 'no pytest'}, and the tests need {PYTEST}.0 or newer"
 
 
-def _tests(python: str, lacks: str) -> list[Part]:
+def _tests(python: str, lacks: str, xdist: bool) -> list[Part]:
     pytest = [python, "-m", "pytest", "-p", "no:cacheprovider", "--outcomes", OUTCOMES]
+    spread = ["-n", str(WORKERS), "--dist", "loadfile"] if xdist else []
 
     def part(name: str, files: list[str], *options: str, leave_out: str = "") -> Part:
         dry = ["-q", "--gpu-tests-on", "cpu", "-k", _FEW, "tests/gpu/test_values.py", *options]
         selection = ["-k", f"not ({leave_out})"] if leave_out else []
         # Stop after some failures: a hanging rank is detected only after minutes.
-        command = [*pytest, "-v", "-m", "gpu", "--maxfail=8", *selection, *files, *options]
+        command = [*pytest, "-v", "-m", "gpu", "--maxfail=8", *spread, *selection, *files, *options]
         return Part(name, command, [*pytest, *dry], needs=lacks)
 
     return [

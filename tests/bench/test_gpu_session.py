@@ -25,6 +25,7 @@ from bench.session_parts import (
     PYTEST,
     RESULT,
     SANITIZED,
+    WORKERS,
     Part,
     parts,
 )
@@ -218,6 +219,16 @@ def test_without_a_new_pytest_only_the_benchmarks_run(versions: dict[str, str]) 
     assert lacks.isdisjoint({"build", "primitives", "fused_kernels", "emulate_llama", "collectives_llama"})
     assert not any("pytest" in part.needs for part in parts("python", GPU))
     assert f'minversion = "{PYTEST}.0"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_tests_run_in_several_processes_where_that_is_possible() -> None:
+    versions = {**GPU["versions"], "pytest-xdist": "3.8.0"}
+    for found, spread in (({**GPU, "versions": versions}, ["-n", str(WORKERS), "--dist", "loadfile"]), (GPU, [])):
+        commands = [part.command for part in parts("python", found) if "--outcomes" in part.command]
+        assert len(commands) == 3
+        for command in commands:
+            begin = command.index("--maxfail=8") + 1
+            assert command[begin : begin + 4] == spread if spread else "-n" not in command
 
 
 def test_parts_name_tests_and_commands_that_exist() -> None:
