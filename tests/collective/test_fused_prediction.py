@@ -90,7 +90,9 @@ def test_as_many_operations_are_predicted_as_the_host_issues(
 ) -> None:
     for op in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"):
         described = problem(op, 64 * world, 16, 32, torch.float32, world, "cuda")
-        plan = prediction.planned(described, choose(described, Settings(path=path, chunks=chunks), direct=True))
+        candidate = choose(described, Settings(path=path, chunks=chunks), direct=True)
+        candidate = replace(candidate, copies=prediction.copy_streams(described, None))  # the stand-in knows no costs
+        plan = prediction.planned(described, candidate)
         with standing_in(0, world, path=path, chunks=chunks) as me, monkeypatch.context() as patch:
             noted = Noted(patch)
             me.lane.streams = noted
@@ -145,3 +147,17 @@ def test_waits_by_memory_operations_hold_no_sm_and_take_their_own_time(path: str
     # 11 x 12 tiles fill 132 SMs. With one SM less, one more wave is needed. A fused kernel always leaves one SM free.
     assert (other.matmul < one.matmul) == (path == "pipelined")
     assert other.total < one.total if path == "pipelined" else other.total <= one.total
+
+
+def test_the_model_gives_a_call_to_our_kernel_only_where_the_kernel_was_measured() -> None:
+    described = problem("all_gather_matmul", 8192, 13312, 16384, torch.bfloat16, 8, "cuda")
+    measured = choose(described, Settings(), direct=True, device=Device("NVIDIA H200", stream_waits=True))
+    assert measured.path == "fused", str(measured)
+    known = {each.name: each for each in TRAITS["cuda"].costs}
+    assert [name for name, each in known.items() if each.fused_measured] == ["H200"]
+    unmeasured = replace(known["H200"], fused_measured=False)
+    traits = replace(TRAITS["cuda"], costs=(unmeasured,))
+    with mock.patch.dict(TRAITS, cuda=traits):
+        other = choose(described, Settings(), direct=True, device=Device("an unmeasured H200", stream_waits=True))
+    assert other.path == "pipelined", str(other)
+    assert other.predictions[0].total == measured.predictions[0].total

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -273,37 +272,3 @@ def test_the_plan_that_is_timed_is_the_one_that_runs() -> None:
             planner = reduction.produce_all_reduce if "all_reduce" in op else reduction.produce_reduce_scatter
             ran = reduction._plan(planner, call)
         assert prediction.planned(described, choice) is ran
-
-
-@pytest.mark.parametrize(
-    ("op", "n", "k", "streams"),
-    [
-        ("all_gather_matmul", 768, 4096, 2),  # 0.07 ms of matmuls, 0.16 ms of copies
-        ("all_gather_matmul", 7168, 8192, 1),  # 1.2 ms, 0.32 ms
-        ("matmul_reduce_scatter", 8192, 3584, 2),
-        ("matmul_all_reduce", 8192, 3584, 2),
-    ],
-)
-@pytest.mark.parametrize("path", ["pipelined", "fused"])
-def test_gathers_have_a_second_copy_stream_if_their_copies_take_longer(
-    op: str, n: int, k: int, streams: int, path: str
-) -> None:
-    described = problem(op, 8192, n, k, torch.bfloat16, 8, "cuda")
-    found = choose(described, Settings(path=path), direct=True, device=Device("NVIDIA H200"))
-    assert (found.copy, found.copies) == ("copy", streams)
-    names = {step.stream for step in prediction.planned(described, found).steps}
-    assert ("copy1" in names) == (streams == 2)
-
-
-def test_the_model_gives_a_call_to_our_kernel_only_where_the_kernel_was_measured() -> None:
-    described = problem("all_gather_matmul", 8192, 13312, 16384, torch.bfloat16, 8, "cuda")
-    measured = choose(described, Settings(), direct=True, device=Device("NVIDIA H200", stream_waits=True))
-    assert measured.path == "fused", str(measured)
-    known = {each.name: each for each in TRAITS["cuda"].costs}
-    assert [name for name, each in known.items() if each.fused_measured] == ["H200"]
-    unmeasured = replace(known["H200"], fused_measured=False)
-    traits = replace(TRAITS["cuda"], costs=(unmeasured,))
-    with mock.patch.dict(TRAITS, cuda=traits):
-        other = choose(described, Settings(), direct=True, device=Device("an unmeasured H200", stream_waits=True))
-    assert other.path == "pipelined", str(other)
-    assert other.predictions[0].total == measured.predictions[0].total
