@@ -13,7 +13,7 @@ from tests.runtime.ptx import compiled, kernels, loops
 pytestmark = pytest.mark.skipif(not _C.with_cuda, reason="the extension was built without CUDA")
 
 SOURCES = {
-    "csrc/cuda/signal_kernels.cu": ("signal", "wait", "barrier", "give_up"),
+    "csrc/cuda/signal_kernels.cu": ("signal", "wait", "write", "barrier", "give_up"),
     "csrc/cuda/flag_kernels.cu": ("raise_flag", "await_flag", "give_up_flags"),
 }
 WAITS = "wait_kernel", "await_flag_kernel"
@@ -40,7 +40,7 @@ def test_every_order_is_at_system_scope(code: dict[str, list[str]]) -> None:
         for line in ordered:
             # The only atomic marks the lane as failed. It is in this GPU's own memory, after a fence at system scope.
             assert ".sys" in line or "atom.global.cas" in line or "atom.relaxed" in line, line
-    for name in ("signal_kernel", "raise_flag_kernel", "give_up_flags_kernel"):
+    for name in ("signal_kernel", "write_kernel", "raise_flag_kernel", "give_up_flags_kernel"):
         assert any("st.release.sys.u32" in line for line in code[name])
 
 
