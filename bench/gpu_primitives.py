@@ -6,8 +6,8 @@ The reduce is compared with a plain copy, which shows the available bandwidth, a
 The bandwidth counts the bytes that must be moved: each partial is read once, and the output is written once. Before
 timing, the result is checked bit by bit. Calls alternate between sets of inputs, which are larger than the L2 cache. A
 signal and its wait are launched back to back on one stream. Their time is therefore the cost of two tiny kernels, or of
-two memory operations of the stream. A signal to all peers, as at the start of a call, also announces the call to each
-of them. No other GPU is involved: the peers are only memory.
+two memory operations of the stream; a signal to many peers is a kernel in both cases. A signal to all peers, as at the
+start of a call, also announces the call to each of them. No other GPU is involved: the peers are only memory.
 """
 
 from __future__ import annotations

@@ -50,6 +50,7 @@ struct Writes {
   int count;
   Write items[kMaxWrites];
 };
+static_assert(sizeof(Writes) <= 4096, "kernel arguments are limited to 4 KiB");
 
 // Launches the writes: first all wide ones, then the others. Who sees one of the others also sees the wide ones, and
 // everything that the stream did before.

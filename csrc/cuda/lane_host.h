@@ -53,8 +53,8 @@ class LaneHost {
   bool begin(int64_t op, int64_t call, int64_t timeout_ns, uint64_t call_hash, int64_t number, bool by_kernels);
 
   // One launch for up to kMaxPeers peers, or memory operations of the current stream. These are added to `pending`;
-  // they are for the same stream. Before anything is launched, what is pending there is enqueued. Each peer is named
-  // once. Without peers, nothing is launched.
+  // they are for the same stream. A signal to many peers is always a kernel. Before anything is launched, what is
+  // pending there is enqueued. Each peer is named once. Without peers, nothing is launched.
   void signal(const std::vector<int>& peers, int channel, PendingOperations& pending);
   void wait(const std::vector<int>& peers, int channel, PendingOperations& pending);
   void barrier(int channel);

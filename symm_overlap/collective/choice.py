@@ -61,10 +61,11 @@ class Choice:
         one_shot: whether every rank sums all of a small all-reduce, so that the ranks synchronise once instead of
             twice.
         compute: compute streams; the first is the caller's.
-        copy: the stream of the copies.
+        copy: the first stream of the copies.
         copies: how many such streams take turns; see `symm_overlap.collective.planners.builder`.
         predictions: the predicted times of the candidates, if a model of the device decided.
         model: the name of that model.
+        doubt: why the prediction for the path fused did not count, or an empty string.
     """
 
     path: str
@@ -78,6 +79,7 @@ class Choice:
     copies: int = 1
     predictions: tuple[Prediction, ...] = ()
     model: str = ""
+    doubt: str = ""
 
     def __str__(self) -> str:
         how = " (one shot: every rank sums all of it)" if self.one_shot else ""
@@ -85,4 +87,6 @@ class Choice:
             streams = tuple(dict.fromkeys((*self.compute, self.copy, *[f"{self.copy}1"] * (self.copies - 1))))
             how = f" ({self.chunks} chunk{'s' if self.chunks > 1 else ''} a rank, streams: {', '.join(streams)})"
         table = "\n" + prediction_table(self.model, self.predictions) if self.predictions else ""
+        if self.doubt:
+            table += f"\n    {self.doubt}"
         return f"{self.path}{how}: {self.reason}{table}"

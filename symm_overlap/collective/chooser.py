@@ -7,12 +7,12 @@
     they hide. On CPU, if the gathered tensor is not returned, it is never created as a whole: see
     `symm_overlap.runtime.cpu.sliced_matmul`.
 ``pipelined``
-    Chunks on one or two compute streams and a copy stream. The transfer of each chunk is hidden behind the matmul of
+    Chunks on one or two compute streams and copy streams. The transfer of each chunk is hidden behind the matmul of
     another.
 ``fused``
     One kernel, whose tiles wait for the rows that copies bring, or notify the copies when rows are ready. The model
-    predicts its time on every GPU, but only on GPUs where the kernel's rate was measured may the prediction choose it.
-    On others it must be forced, or have been measured to be the quickest.
+    predicts its time on every GPU, but it may choose the path only where the kernel's rate was measured: on an H200,
+    for 16-bit floats and aligned sizes. Elsewhere it must be forced, or have been measured to be the quickest.
 ``c10d``
     Asynchronous collectives of torch.distributed, for ranks that cannot reach each other's memory. They are cut into
     chunks if there is a matmul to hide behind.
@@ -21,10 +21,10 @@ The path is how the work is arranged. The exchange is what carries it out: ``pla
 ``fused`` launches a kernel, ``c10d`` calls torch.distributed, ``single`` has no peers to exchange with, and ``fake``
 replaces peers that do not exist.
 
-The best available knowledge decides between ``sequential`` and ``pipelined``, and on the number of chunks: first what
-the group has measured (`symm_overlap.autotune`); else, for a device whose operations have known costs, the prediction
-of a model (`symm_overlap.collective.prediction`); else measured thresholds. Costs and thresholds are traits of each
-kind of device (`symm_overlap.runtime.backend.Traits`).
+The best available knowledge decides between ``sequential``, ``pipelined`` and ``fused``, and on the number of chunks:
+first what the group has measured (`symm_overlap.autotune`); else, for a device whose operations have known costs, the
+prediction of a model (`symm_overlap.collective.prediction`); else measured thresholds. Costs and thresholds are traits
+of each kind of device (`symm_overlap.runtime.backend.Traits`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from typing import NamedTuple
 from ..runtime import TRAITS, Device, DeviceCosts, GroupState, Traits, costs_of
 from ..settings import Settings
 from .choice import Choice, Prediction
-from .prediction import copy_streams, predict
+from .prediction import copy_streams, doubt_of_fused, predict
 from .problem import Problem
 from .tuned import Tuned, tuned_for
 
@@ -46,9 +46,9 @@ CHUNKS = (1, 2, 4)
 """The numbers of chunks among which a pipelined call chooses."""
 
 REQUIRED_RATIO, REQUIRED_SAVING_MS = 0.95, 0.02
-"""A pipelined call is chosen only if its predicted time is at most this fraction of that of the plain collective and
-matmul, and shorter by at least so many milliseconds. On an H200 with an emulated link, the model erred by up to 14
-percent for 8192 rows, and by up to 50 microseconds for few rows."""
+"""A pipelined or fused call is chosen only if its predicted time is at most this fraction of that of the plain
+collective and matmul, and shorter by at least so many milliseconds. On an H200 with an emulated link, the model erred
+by up to 20 percent for our plans with 8192 rows, and by up to 64 microseconds for calls with few rows."""
 
 
 def choose(
@@ -127,7 +127,7 @@ def _choose(
         return Choice("single", "single", "world size 1: there is no peer to communicate with")
     traits = TRAITS[problem.device]
     _require_summable(problem, traits)
-    reason, model = "forced", ""
+    reason, model, doubt = "forced", "", ""
     predictions: tuple[Prediction, ...] = ()
     if path in ("pipelined", "fused") and not direct:
         raise ValueError(
@@ -145,8 +145,8 @@ def _choose(
         path, reason = "c10d", "the ranks are on several hosts, or cannot map each other's memory"
     elif costs is not None and (path is None or (path in ("pipelined", "fused") and chunks is None)):
         predictions = _predictions(problem, traits, costs, path, chunks, streams, exchange_traits)
-        trusted = {path, "sequential", "pipelined"} | ({"fused"} if costs.fused_measured else set())
-        allowed = [each for each in predictions if each.path in trusted]
+        doubt = "" if path == "fused" or not problem.fusible else doubt_of_fused(problem, costs)
+        allowed = [each for each in predictions if not (doubt and each.path == "fused")]
         least = min(allowed, key=_handicapped)
         reason = _compared(least, allowed) if path is None else reason
         path, chunks, model = least.path, least.chunks, str(Device(costs.name, device.stream_waits))
@@ -159,7 +159,7 @@ def _choose(
     arranged = _arranged(problem, traits, path, 1 if whole else chunks, streams, exchange_traits, costs)
     if arranged.exchange == "c10d" and not fake:
         _require_lane_of_library(problem, traits, path, lane, reason)
-    found = replace(arranged, reason=reason, whole=whole, predictions=predictions, model=model)
+    found = replace(arranged, reason=reason, whole=whole, predictions=predictions, model=model, doubt=doubt)
     return replace(found, exchange="fake", one_shot=False) if fake else found
 
 

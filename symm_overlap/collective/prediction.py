@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from ..kernels.configuration import programs
 from ..plan import Plan, Step, kind
 from ..plan.one_rank import makespan_of_one_rank
@@ -93,6 +95,14 @@ def copy_streams(problem: Problem, costs: DeviceCosts | None) -> int:
         return 1
     each = StepCosts(problem, costs, 1)
     return 2 if (problem.world - 1) * each.peer_copy > problem.world * each.matmul else 1
+
+
+def doubt_of_fused(problem: Problem, costs: DeviceCosts) -> str:
+    """Return why a prediction for the path ``fused`` does not count, or an empty string."""
+    measured = problem.factors in (torch.bfloat16, torch.float16) and problem.n % 16 == 0 == problem.k % 16
+    if costs.fused_measured and measured:
+        return ""
+    return "fused is used only if it is forced or autotune has measured it: no such kernel was measured on this device"
 
 
 def predict_plan(problem: Problem, costs: DeviceCosts, plan: Plan, path: str, chunks: int) -> Prediction:

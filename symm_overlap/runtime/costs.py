@@ -11,6 +11,7 @@ Every duration here is in seconds, every rate in units per second.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -32,8 +33,8 @@ class Device(NamedTuple):
 
     Attributes:
         name: the maker's name for it; "" if this machine has no such device.
-        stream_waits: whether streams signal and wait by memory operations, and not by kernels. True on GPUs unless
-            something prevents it. Has no meaning on a CPU.
+        stream_waits: whether streams wait, and signal few peers, by memory operations, and not by kernels. True on GPUs
+            unless something prevents it. Has no meaning on a CPU.
     """
 
     name: str = ""
@@ -48,7 +49,7 @@ class DeviceCosts:
     """What operations cost on one device. Figures that nobody has measured are estimates, and are marked as such.
 
     Attributes:
-        name: a part of the device's own name, such as "H100".
+        name: a word of the device's own name, such as "H100".
         sms: the number of SMs, which is how many tiles run at a time.
         tiles: the tile shapes that the matmul library has.
         flops: for each dtype of the factors, the rate that large matmuls reach.
@@ -150,14 +151,15 @@ class DeviceCosts:
 
 
 def costs_of(known: tuple[DeviceCosts, ...], device: Device) -> DeviceCosts:
-    """Return the costs of a device: the record whose name is a part of the device's name, or the first record if there
+    """Return the costs of a device: the record whose name is a word of the device's name, or the first record if there
     is none. Its costs of waits depend on `Device.stream_waits`.
     """
-    found = next((costs for costs in known if costs.name in device.name), known[0])
+    found = next((costs for costs in known if re.search(rf"\b{costs.name}\b", device.name)), known[0])
     return _with_stream_waits(found) if device.stream_waits else found
 
 
 @lru_cache
 def _with_stream_waits(costs: DeviceCosts) -> DeviceCosts:
-    # Cached, so that it is the same object each time: records are looked up by identity.
+    # Cached, so that it is the same object each time: records are looked up by identity. A signal to many peers is a
+    # kernel even so. It takes as long as another signal; what it takes from other kernels is neglected.
     return replace(costs, wait=costs.stream_wait, held=0, kernels=costs.kernels - {"signal"})

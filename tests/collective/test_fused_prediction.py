@@ -153,6 +153,14 @@ def test_the_model_gives_a_call_to_our_kernel_only_where_the_kernel_was_measured
     described = problem("all_gather_matmul", 8192, 13312, 16384, torch.bfloat16, 8, "cuda")
     measured = choose(described, Settings(), direct=True, device=Device("NVIDIA H200", stream_waits=True))
     assert measured.path == "fused", str(measured)
+    assert not measured.doubt
+    assert choose(described, Settings(), direct=True, device=Device("NVIDIA GH200 480GB", stream_waits=True)).doubt
+    for sizes, dtype in (((8192, 13312, 16384), torch.float32), ((8192, 13311, 16384), torch.bfloat16)):
+        unlike = problem("all_gather_matmul", *sizes, dtype, 8, "cuda")
+        found = choose(unlike, Settings(), direct=True, device=Device("NVIDIA H200", stream_waits=True))
+        assert found.path != "fused", str(found)
+        assert str(found).endswith(found.doubt)
+        assert found.doubt.startswith("fused is used only if")
     known = {each.name: each for each in TRAITS["cuda"].costs}
     assert [name for name, each in known.items() if each.fused_measured] == ["H200"]
     unmeasured = replace(known["H200"], fused_measured=False)

@@ -1,7 +1,7 @@
 """The parts of a plan in which one kernel computes partial results for all ranks, in the order in which they are added.
 
 The kernel computes the rows for rank+1 first and this rank's own rows last. The last tile of a chunk sets the chunk's
-flag. The copy stream then pushes the chunk into the memory of its owner and signals the owner. The owner sums a chunk
+flag. A copy stream then pushes the chunk into the memory of its owner and signals the owner. The owner sums a chunk
 in rank order as soon as it has all partial results for it.
 
 A peer's memory is written only after that peer has read its previous contents. Call k writes to the half of the
@@ -35,7 +35,7 @@ class FusedReduction(CollectiveBuilder):
         apart, copies: see `fused_all_gather_matmul`.
 
     Raises:
-        ValueError: an argument is out of range, or the three streams are not different.
+        ValueError: an argument is out of range, or the streams are not different.
     """
 
     def __init__(
@@ -51,9 +51,10 @@ class FusedReduction(CollectiveBuilder):
         apart: bool,
         copies: int,
     ) -> None:
-        if len({stream, copy, sums, f"{copy}1"}) < 4:
-            streams = f"{stream!r}, {copy!r} and {sums!r}"
-            raise ValueError(f"the streams are {streams}: the kernel, copies and sums need three different ones")
+        names = [stream, copy, sums, *[f"{copy}1"] * (copies == 2)]
+        if len(set(names)) < len(names):
+            streams = f"{', '.join(map(repr, names[:-1]))} and {names[-1]!r}"
+            raise ValueError(f"the streams are {streams}: the kernel, copies and sums need different ones")
         super().__init__(
             op, rank, world, chunks, (stream,), copy, buffers=BUFFERS, inputs=world * chunks, copies=copies
         )

@@ -44,7 +44,7 @@ class Gather:
     ) -> None:
         self.plan, self.streams, self.in_place, self.symmetric, self.ring = plan, streams, in_place, symmetric, ring
         self.announce_offset = announce_offset
-        self.reading = streams[0] if in_place else plan.copy  # the stream after which shards have been read
+        self.reading = streams[0] if in_place else plan.copy  # the stream that says when shards have been read
         # The whole symmetric input is ready at once, so one signal for each channel is enough.
         self.signals = plan.chunks if not symmetric else min(plan.chunks, len(streams)) if in_place else 1
         self.signals_sent: list[list[int]] = []  # for each piece that has signals, their steps
@@ -139,7 +139,7 @@ class Gather:
     def consume_all(self, accumulate: bool) -> None:
         """Compute with every chunk, this rank's own chunks first.
 
-        The copy stream is one chunk ahead of the matmuls, so that no matmul is issued behind waits and copies that it
+        The copy streams are one chunk ahead of the matmuls, so that no matmul is issued behind waits and copies that it
         does not need.
         """
         plan = self.plan

@@ -1,7 +1,7 @@
 """The fused exchange: one kernel multiplies, and waits for rows that copies bring, or signals rows it has computed.
 
 Like `planned`, it runs plans on symmetric memory. The kernel is one step of the plan. Either the kernel waits inside
-for flags that steps on the copy stream set, or those steps wait for flags that the kernel sets. A call for which there
+for flags that steps on the copy streams set, or those steps wait for flags that the kernel sets. A call for which there
 is no kernel is passed to `planned`.
 
 On a CPU the kernels run in Triton's interpreter, so that they can be tested with real ranks and without a GPU.
