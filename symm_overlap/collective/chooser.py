@@ -145,7 +145,7 @@ def _choose(
         path, reason = "c10d", "the ranks are on several hosts, or cannot map each other's memory"
     elif costs is not None and (path is None or (path in ("pipelined", "fused") and chunks is None)):
         predictions = _predictions(problem, traits, costs, path, chunks, streams, exchange_traits)
-        doubt = "" if path == "fused" or not problem.fusible else doubt_of_fused(problem, costs)
+        doubt = "" if path == "fused" or not problem.fusible else doubt_of_fused(problem, costs, device)
         allowed = [each for each in predictions if not (doubt and each.path == "fused")]
         least = min(allowed, key=_handicapped)
         reason = _compared(least, allowed) if path is None else reason

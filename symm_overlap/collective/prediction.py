@@ -15,7 +15,7 @@ import torch
 from ..kernels.configuration import programs
 from ..plan import Plan, Step, kind
 from ..plan.one_rank import makespan_of_one_rank
-from ..runtime import DeviceCosts
+from ..runtime import Device, DeviceCosts
 from .choice import Choice, Prediction
 from .planners import (
     fused_all_gather_matmul,
@@ -97,8 +97,10 @@ def copy_streams(problem: Problem, costs: DeviceCosts | None) -> int:
     return 2 if (problem.world - 1) * each.peer_copy > problem.world * each.matmul else 1
 
 
-def doubt_of_fused(problem: Problem, costs: DeviceCosts) -> str:
+def doubt_of_fused(problem: Problem, costs: DeviceCosts, device: Device) -> str:
     """Return why a prediction for the path ``fused`` does not count, or an empty string."""
+    if not device.kernels:
+        return "fused is not used: a rank cannot compile its kernels, because it has no Triton, or only interprets"
     measured = problem.factors in (torch.bfloat16, torch.float16) and problem.n % 16 == 0 == problem.k % 16
     if costs.fused_measured and measured:
         return ""

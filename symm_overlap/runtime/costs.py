@@ -35,10 +35,12 @@ class Device(NamedTuple):
         name: the maker's name for it; "" if this machine has no such device.
         stream_waits: whether streams wait, and signal few peers, by memory operations, and not by kernels. True on GPUs
             unless something prevents it. Has no meaning on a CPU.
+        kernels: whether fused kernels can be compiled for it. True on GPUs unless something prevents it.
     """
 
     name: str = ""
     stream_waits: bool = True
+    kernels: bool = True
 
     def __str__(self) -> str:
         return self.name if self.stream_waits else f"{self.name}, kernels wait"

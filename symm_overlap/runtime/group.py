@@ -59,11 +59,13 @@ class GroupState:
         self._pid = os.getpid()
 
     def device(self, kind: str) -> Device | None:
-        """Return the device that all ranks assume for every rank: the first rank's, with stream waits if all ranks have
-        them. None before `topology.direct_access` was called for this kind.
+        """Return the device that all ranks assume for every rank: the first rank's, with stream waits and kernels if
+        all ranks have them. None before `topology.direct_access` was called for this kind.
         """
         found = self.devices.get(kind)
-        return None if found is None else Device(found[0].name, all(each.stream_waits for each in found))
+        if found is None:
+            return None
+        return Device(found[0].name, all(each.stream_waits for each in found), all(each.kernels for each in found))
 
     def lane(self, group: dist.ProcessGroup, device: torch.device, index: int) -> Lane:
         """Return lane ``index`` of the group on a device; create it on first use."""

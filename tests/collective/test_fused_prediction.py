@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -20,7 +21,7 @@ from symm_overlap.collective.prediction import StepCosts, predict_plan
 from symm_overlap.collective.problem import problem
 from symm_overlap.kernels import load
 from symm_overlap.plan import Program, Table
-from symm_overlap.runtime import TRAITS, Device, costs_of
+from symm_overlap.runtime import TRAITS, Device, GroupState, costs_of
 from symm_overlap.runtime.cpu.backend import CpuBackend
 from symm_overlap.runtime.stand_in import StandInWorkspace
 from symm_overlap.settings import Settings
@@ -161,6 +162,9 @@ def test_the_model_gives_a_call_to_our_kernel_only_where_the_kernel_was_measured
         assert found.path != "fused", str(found)
         assert str(found).endswith(found.doubt)
         assert found.doubt.startswith("fused is used only if")
+    without = choose(described, Settings(), direct=True, device=Device("NVIDIA H200", kernels=False))
+    assert without.path == "pipelined"
+    assert "no Triton" in without.doubt
     known = {each.name: each for each in TRAITS["cuda"].costs}
     assert [name for name, each in known.items() if each.fused_measured] == ["H200"]
     unmeasured = replace(known["H200"], fused_measured=False)
@@ -169,3 +173,13 @@ def test_the_model_gives_a_call_to_our_kernel_only_where_the_kernel_was_measured
         other = choose(described, Settings(), direct=True, device=Device("an unmeasured H200", stream_waits=True))
     assert other.path == "pipelined", str(other)
     assert other.predictions[0].total == measured.predictions[0].total
+
+
+def test_a_group_uses_what_all_its_ranks_have() -> None:
+    there, no_triton, kernels_wait = Device("a"), Device("a", kernels=False), Device("a", stream_waits=False)
+    for found, expected in (
+        ((there, there), there),
+        ((there, no_triton), no_triton),
+        ((kernels_wait, no_triton), Device("a", stream_waits=False, kernels=False)),
+    ):
+        assert GroupState.device(SimpleNamespace(devices={"cuda": found}), "cuda") == expected  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,7 +44,9 @@ class CudaBackend:
     def described(self, device: torch.device, use: bool = True) -> Device:
         """See `Backend.described`."""
         name = torch.cuda.get_device_properties(device).name if torch.cuda.device_count() else ""
-        return Device(name, stream_waits(device, use))
+        # With TRITON_INTERPRET, kernels would run on the host.
+        compiles = os.environ.get("TRITON_INTERPRET", "0") in ("", "0") and find_spec("triton") is not None
+        return Device(name, stream_waits(device, use), compiles)
 
     def synchronize(self, device: torch.device) -> None:
         """See `Backend.synchronize`."""
