@@ -205,6 +205,8 @@ def test_a_rank_on_a_gpu_tells_of_its_tensors_device_not_of_the_current_one(monk
         monkeypatch.delenv("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", raising=False)
         if value is not None:
             monkeypatch.setenv("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", value)
-        fact = _facts(torch.device("cuda", 2))
-        assert fact["device"] == ("GPU cuda:2", False)
+        for interprets in ("0", "1"):
+            monkeypatch.setenv("TRITON_INTERPRET", interprets)
+            fact = _facts(torch.device("cuda", 2))
+            assert fact["device"] == ("GPU cuda:2", False, interprets == "0")
         assert (fact["memory"], fact["reaches"], fact["shares"]) == ("gpu2", ["gpu1", "gpu2"], shares)
