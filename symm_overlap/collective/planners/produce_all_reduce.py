@@ -12,8 +12,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ...plan import Plan
-from .builder import CollectiveBuilder
-from .reduction import Reduction, reduction_buffers
+from .reduction import Reduction, reducing
 
 
 @lru_cache(maxsize=4096)
@@ -36,17 +35,7 @@ def produce_all_reduce(
     Buffers, in chunks: as in `produce_reduce_scatter`, but "output" ``world * chunks``. In the end this rank's part of
     "workspace" holds its sum.
     """
-    plan = CollectiveBuilder(
-        "produce_all_reduce",
-        rank,
-        world,
-        chunks,
-        compute,
-        copy,
-        buffers=reduction_buffers(),
-        inputs=world * chunks,
-        copies=copies,
-    )
+    plan = reducing("produce_all_reduce", rank, world, chunks, compute, copy, copies)
     reduction = Reduction(plan, in_place, streams=compute)
     reduction.produce_all(sleep)
     turns = []

@@ -19,8 +19,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ...plan import Plan
-from .builder import CollectiveBuilder
-from .reduction import Reduction, reduction_buffers
+from .reduction import Reduction, reducing
 
 
 @lru_cache(maxsize=4096)
@@ -59,17 +58,7 @@ def produce_reduce_scatter(
     Raises:
         ValueError: an argument is out of range.
     """
-    plan = CollectiveBuilder(
-        "produce_reduce_scatter",
-        rank,
-        world,
-        chunks,
-        compute,
-        copy,
-        buffers=reduction_buffers(),
-        inputs=world * chunks,
-        copies=copies,
-    )
+    plan = reducing("produce_reduce_scatter", rank, world, chunks, compute, copy, copies)
     reduction = Reduction(plan, in_place, streams=compute, keep=keep, own=own)
     reduction.produce_all(sleep)
     for piece in plan.pieces:

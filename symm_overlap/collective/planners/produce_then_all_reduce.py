@@ -13,8 +13,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ...plan import Plan
-from .builder import CollectiveBuilder
-from .reduction import Reduction, reduction_buffers
+from .reduction import Reduction, reducing
 
 
 @lru_cache(maxsize=4096)
@@ -26,9 +25,7 @@ def produce_then_all_reduce(rank: int, world: int, *, stream: str = "compute0", 
     Buffers, in parts of a rank: as in `produce_then_reduce_scatter`, but "output" ``world``. In the end this rank's
     part of "workspace" holds its sum.
     """
-    plan = CollectiveBuilder(
-        "produce_then_all_reduce", rank, world, 1, (stream,), stream, buffers=reduction_buffers(), inputs=world
-    )
+    plan = reducing("produce_then_all_reduce", rank, world, 1, (stream,), stream)
     reduction = Reduction(plan, in_place, streams=(stream,))
     reduction.produce_at_once()
     turn = reduction.reduce(0, [plan.here("output", rank), reduction.reduced(rank, 0)])

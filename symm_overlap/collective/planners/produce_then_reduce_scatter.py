@@ -13,8 +13,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ...plan import Plan
-from .builder import CollectiveBuilder
-from .reduction import Reduction, reduction_buffers
+from .reduction import Reduction, reducing
 
 
 @lru_cache(maxsize=4096)
@@ -35,9 +34,7 @@ def produce_then_reduce_scatter(
     Raises:
         ValueError: the rank is not in the world.
     """
-    plan = CollectiveBuilder(
-        "produce_then_reduce_scatter", rank, world, 1, (stream,), stream, buffers=reduction_buffers(), inputs=world
-    )
+    plan = reducing("produce_then_reduce_scatter", rank, world, 1, (stream,), stream)
     reduction = Reduction(plan, in_place, streams=(stream,), keep=keep)
     reduction.produce_at_once()
     reduction.reduce(0, [plan.here("output", 0)])

@@ -11,15 +11,19 @@ from .kinds import PRODUCE, REDUCE
 _REDUCED = 2  # the first channel of signals that a sum is ready; channels 0 and 1 signal that a partial sum is
 
 
-def reduction_buffers() -> dict[str, Life]:
-    """Return the buffers of a plan that reduces."""
-    return {
+def reducing(
+    op: str, rank: int, world: int, chunks: int, compute: tuple[str, ...], copy: str, copies: int = 1
+) -> CollectiveBuilder:
+    """Return the builder of a plan that reduces, with its buffers. The arguments are those of `CollectiveBuilder`."""
+    buffers = {
         "input": Life.INPUT,
         "workspace": Life.CALL,
         "stage": Life.SCRATCH,
         "product": Life.OUTPUT,
         "output": Life.OUTPUT,
     }
+    inputs = world * chunks
+    return CollectiveBuilder(op, rank, world, chunks, compute, copy, buffers=buffers, inputs=inputs, copies=copies)
 
 
 class Reduction:
