@@ -1,4 +1,5 @@
 // Python bindings. They pass pointers and numbers and decide nothing: all policy is in symm_overlap/.
+#include <ATen/record_function.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
@@ -33,6 +34,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("dispatches_to_kernel_only", &cpu::dispatches_to_kernel_only);
   m.def("argument_key", &cpu::argument_key);
   m.def("layout_key", &cpu::layout_key);
+  m.def("profiled", &at::hasCallbacks);
   m.def("shm_dir", &cpu::shm_dir);
   m.def("set_thread_timeout_ms", &cpu::set_thread_timeout_ms);
   m.def("timeout_ms_or_default", &cpu::timeout_ms_or_default);

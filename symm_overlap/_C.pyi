@@ -21,6 +21,9 @@ def argument_key(arguments: Sequence[Any], /) -> bytes:
 def layout_key(tensors: Sequence[Tensor], /) -> bytes:
     """Return equal bytes for lists with the same strides and alignments. See csrc/cpu/arguments.h."""
 
+def profiled() -> bool:
+    """True if a profiler records this thread."""
+
 def shm_dir() -> str: ...
 def set_thread_timeout_ms(timeout_ms: int, /) -> None: ...
 def timeout_ms_or_default(argument: int, /) -> int: ...
@@ -204,6 +207,9 @@ class Program:
     def raise_flag(self, stream: int, flags: Flags, chunk: int, /) -> None: ...
     def await_flag(self, stream: int, flags: Flags, chunk: int, /) -> None: ...
     def launch(self, stream: int, kernel: Kernel, tensors: Sequence[Operand], /) -> None: ...
+    def name(self, begin: int, step: str, /) -> None:
+        """Name the items from ``begin`` on. While a profiler records, there is a range of this name around them."""
+
     def run(self, driver: Driver, tensors: Sequence[Tensor], begin: int, end: int, /) -> None:
         """Issue the items from ``begin`` up to, but not including, ``end``."""
 

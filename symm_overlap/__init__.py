@@ -30,7 +30,7 @@ __version__ = VERSION
 
 def __getattr__(name: str) -> Any:
     # Imported on first use: torch's compiler and DTensor take seconds to import, and few programs have pipelines.
-    if name in ("fsdp", "inductor", "nn", "pipeline"):
+    if name in ("fsdp", "inductor", "nn", "pipeline", "profile"):
         return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

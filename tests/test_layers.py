@@ -29,6 +29,7 @@ BELOW: dict[str, set[str]] = {
     "nn": {"_torch", "collective", "settings"},
     "pipeline": {"_sim", "plan"},
     "pipeline/model": {"pipeline"},
+    "profile": {"collective", "plan", "runtime"},
     "fsdp/communication": {"_torch", "collective", "fsdp/_torch", "plan", "runtime", "settings"},
     "fsdp/layers": {"_torch", "collective", "fsdp/_torch"},
     "fsdp/prefetch": {"_torch", "fsdp/_torch", "plan"},
@@ -36,10 +37,22 @@ BELOW: dict[str, set[str]] = {
     "inductor/patterns": {"inductor", "collective"},
     "demo": {"_C", "_torch", "__init__", "collective", "fsdp", "pipeline", "plan", "runtime", "settings"},
     "cli": {
-        *("_C", "_torch", "__init__", "collective", "demo", "fsdp", "kernels", "pipeline", "plan", "runtime"),
+        *(
+            "_C",
+            "_torch",
+            "__init__",
+            "collective",
+            "demo",
+            "fsdp",
+            "kernels",
+            "pipeline",
+            "plan",
+            "profile",
+            "runtime",
+        ),
         "settings",
     },
-    "__init__": {"_version", "collective", "fsdp", "inductor", "nn", "pipeline", "settings"},
+    "__init__": {"_version", "collective", "fsdp", "inductor", "nn", "pipeline", "profile", "settings"},
 }
 
 

@@ -119,6 +119,7 @@ void register_program(py::module_& module) {
            [](Program& program, int stream, const Kernel& kernel, const std::vector<Holder>& tensors) {
              program.add({stream, Launch{kernel, operands(tensors)}});
            })
+      .def("name", &Program::name)
       .def("run", &Program::run)
       .def("__len__", &Program::size)
       .def_property_readonly("at", &Program::at);

@@ -1,6 +1,11 @@
 #include "issue/program.h"
 
+#include <ATen/record_function.h>
 #include <c10/util/Exception.h>
+
+#include <optional>
+#include <string>
+#include <utility>
 
 namespace symm_overlap::issue {
 
@@ -108,15 +113,52 @@ class Between {
   Driver& driver_;
 };
 
+// The range of the step that is being issued, for profilers. It costs next to nothing if none of them records.
+class Range {
+ public:
+  Range(const std::vector<std::string>& steps) : steps_(steps), recorded_(at::hasCallbacks()) {}
+
+  void enter(int step) {
+    if (!recorded_ || step == step_) {
+      return;
+    }
+    range_.reset();
+    step_ = step;
+    if (step >= 0) {
+      range_.emplace(at::RecordScope::USER_SCOPE);
+      if (range_->isActive()) {
+        range_->before(std::string_view(steps_[step]));
+      }
+    }
+  }
+
+ private:
+  const std::vector<std::string>& steps_;
+  const bool recorded_;
+  int step_ = -1;
+  std::optional<at::RecordFunction> range_;
+};
+
 }  // namespace
+
+void Program::name(size_t begin, std::string step) {
+  TORCH_CHECK_INDEX(begin <= items_.size(), "symm_overlap: a program of ", items_.size(), " items has no item ", begin);
+  for (size_t item = begin; item < items_.size(); ++item) {
+    items_[item].step = static_cast<int>(steps_.size());
+  }
+  steps_.push_back(std::move(step));
+}
 
 void Program::run(Driver& driver, Tensors tensors, size_t begin, size_t end) {
   TORCH_CHECK_INDEX(begin <= end && end <= items_.size(), "symm_overlap: a program of ", items_.size(),
                     " items has no items ", begin, " to ", end);
   const Between between(driver);
+  Range range(steps_);
   for (at_ = begin; at_ < end; ++at_) {
+    range.enter(items_[at_].step);
     std::visit(Issue{driver, tensors, items_[at_].stream}, items_[at_].what);
   }
+  range.enter(-1);
   at_ = end == begin ? end : end - 1;  // if the flush fails
   driver.flush();
 }

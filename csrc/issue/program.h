@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -138,12 +139,15 @@ struct Item {
   std::variant<Signal, Wait, Barrier, Sleep, Record, Follow, Enter, Pace, Copy, CopyTensor, Make, Add, Multiply,
                MultiplyScaled, Sum, MeetAndSum, AwaitAndGather, Raise, Await, Launch>
       what;
+  int step = -1;  // the name of the step that it belongs to; see Program::name
 };
 
 class Program {
  public:
   void add(Item item) { items_.push_back(std::move(item)); }
   size_t size() const { return items_.size(); }
+  // Names the items from `begin` on. While torch's profiler records, a range of this name is around them.
+  void name(size_t begin, std::string step);
 
   // Issues the items from `begin` up to `end`, with the tensors of this call. Throws what the driver throws. `at` then
   // returns the index of the item that failed.
@@ -152,6 +156,7 @@ class Program {
 
  private:
   std::vector<Item> items_;
+  std::vector<std::string> steps_;
   size_t at_ = 0;
 };
 

@@ -1,1 +1,1 @@
-"""The sub-commands of ``symm-overlap``: ``train``, ``info``, ``plan``, ``schedule`` and ``fsdp``."""
+"""The sub-commands of ``symm-overlap``: ``train``, ``info``, ``plan``, ``schedule``, ``fsdp`` and ``profile``."""

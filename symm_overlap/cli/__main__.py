@@ -18,6 +18,7 @@ _COMMANDS = {
     "plan": "symm_overlap.cli.plan",
     "schedule": "symm_overlap.cli.schedule",
     "fsdp": "symm_overlap.cli.fsdp",
+    "profile": "symm_overlap.cli.profile",
 }
 
 

@@ -2,6 +2,7 @@
 
 from .choice import Choice
 from .empty import empty
+from .exchange import RANGE_OF_CALL, called
 from .explain import explain
 from .ops import (
     all_gather,
@@ -19,6 +20,7 @@ from .prepare import prepare, raise_failures
 from .tuning import Tuned, autotune
 
 __all__ = [
+    "RANGE_OF_CALL",
     "Choice",
     "Tuned",
     "all_gather",
@@ -27,6 +29,7 @@ __all__ = [
     "all_gather_weight_matmul",
     "all_reduce",
     "autotune",
+    "called",
     "empty",
     "explain",
     "install_as_symm_mem",

@@ -9,12 +9,13 @@ read the peers' memory, and one matmul. Times are in milliseconds.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from ..kernels.configuration import programs
 from ..plan import Plan, Step, kind
-from ..plan.one_rank import makespan_of_one_rank
+from ..plan.one_rank import makespan_of_one_rank, times_of_one_rank
 from ..runtime import Device, DeviceCosts
 from .choice import Choice, Prediction
 from .planners import (
@@ -117,13 +118,22 @@ def predict_plan(problem: Problem, costs: DeviceCosts, plan: Plan, path: str, ch
         spent[role] += sum(steps(plan.rank, step))
     if not problem.op_kind.multiplies:  # "produce" steps only copy
         spent["copy"] += spent.pop("compute")
-    operations, issue = issued(plan), costs.host * _MILLI
-    total = makespan_of_one_rank(
-        plan, steps, on_sms=on_sms(plan, costs), issue=issue, issued=operations, flight=costs.flag * _MILLI
-    )
-    return Prediction(
-        path, chunks, total, spent.get("compute", 0.0), spent["copy"], spent["meet"], sum(operations) * issue
-    )
+    total = makespan_of_one_rank(plan, steps, **_conditions(plan, costs))
+    host = sum(issued(plan)) * costs.host * _MILLI
+    return Prediction(path, chunks, total, spent.get("compute", 0.0), spent["copy"], spent["meet"], host)
+
+
+def predict_steps(problem: Problem, costs: DeviceCosts, plan: Plan, chunks: int) -> list[tuple[float, float]]:
+    """Predict when each step of a plan begins and ends, in milliseconds after all ranks have begun the call."""
+    steps = StepCosts(problem, costs, chunks, _last_tiles(plan))
+    times = times_of_one_rank(plan, steps, **_conditions(plan, costs))
+    return list(zip(times.starts, times.ends, strict=True))[: len(plan.steps)]
+
+
+def _conditions(plan: Plan, costs: DeviceCosts) -> dict[str, Any]:
+    """Return the conditions under which the steps of a plan run; see `times_of_one_rank`."""
+    issue, flight = costs.host * _MILLI, costs.flag * _MILLI
+    return {"on_sms": on_sms(plan, costs), "issue": issue, "issued": issued(plan), "flight": flight}
 
 
 def on_sms(plan: Plan, costs: DeviceCosts) -> frozenset[str]:

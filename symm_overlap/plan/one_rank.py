@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from . import work
 from .kinds import kind
@@ -23,7 +24,15 @@ from .work import Times, Work, doubles, integers, starts_of
 _SMS, _COPY_ENGINE = range(2)
 
 
-def makespan_of_one_rank(
+def makespan_of_one_rank(plan: Plan, costs: CostOf, **conditions: Any) -> float:
+    """Return how long one call takes from its start on all ranks to its end, in the unit of the costs.
+
+    See `times_of_one_rank` for the arguments and errors.
+    """
+    return max(times_of_one_rank(plan, costs, **conditions).ends, default=0.0)
+
+
+def times_of_one_rank(
     plan: Plan,
     costs: CostOf,
     *,
@@ -32,8 +41,9 @@ def makespan_of_one_rank(
     issued: Sequence[int] | None = None,
     flight: float = 0.0,
     run: Callable[[Work], Times] = work.run,
-) -> float:
-    """Return how long one call takes from its start on all ranks to its end, in the unit of the costs.
+) -> Times:
+    """Return when each step of one call runs, in the unit of the costs. All ranks start at 0. The times of the steps
+    come first, in the order of the plan; after them come those of other work.
 
     Args:
         plan: the plan of any rank; the plans of the others are the same with the ranks rotated.
@@ -86,7 +96,7 @@ def makespan_of_one_rank(
     )
     if len(times.order) < count + others:
         raise ValueError(f"the plan of {plan.op} deadlocks, so it cannot be simulated: see verify(calls)")
-    return max(times.ends, default=0.0)
+    return times
 
 
 def operations(plan: Plan) -> list[int]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .. import _C
 from ..plan import Item, Life, Plan, Region, Step, Table, at_step, kind
+from ..plan.ranges import range_of
 from .merged import AwaitAndGather, MeetAndSum, launches
 from .work import Operand, Part, Slice, Work, WorkOf, tensor_of
 
@@ -65,8 +66,11 @@ class Script:
             item, stream = items[-1], streams[items[0].step.stream]
             for event in items[0].waits:
                 self._program.follow(stream, event)
+            first = len(self._program)
             native = compiler.add(stream, item.step, work) if launch is None else compiler.add_launch(stream, launch)
-            if not native:
+            if native:
+                self._program.name(first, range_of(named.step))
+            else:
                 self._program.enter(stream)
             self._note(named)
             if not native:

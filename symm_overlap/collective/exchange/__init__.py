@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from types import ModuleType
 
+from ... import _C
 from . import c10d, fake, fused, noted, planned, single
 from .call import Call, Peers
 from .fused.flagged import raise_kernel_failures
 from .needs import Needs
+from .ranges import PREFIX as RANGE_OF_CALL
+from .ranges import Ranged, called
 
-__all__ = ["Call", "Needs", "Peers", "exchange_of", "raise_kernel_failures"]
+__all__ = ["RANGE_OF_CALL", "Call", "Needs", "Peers", "called", "exchange_of", "raise_kernel_failures"]
 
 _EXCHANGES: dict[str, ModuleType] = {
     "single": single,
@@ -20,7 +23,9 @@ _EXCHANGES: dict[str, ModuleType] = {
 }
 
 
-def exchange_of(call: Call) -> ModuleType:
+def exchange_of(call: Call) -> ModuleType | Ranged:
     """Return the exchange that was chosen for a call. `planned` documents its functions."""
     chosen = _EXCHANGES[call.choice.exchange]
-    return chosen if call.settings.needs is None or chosen in (planned, fused) else noted
+    if call.settings.needs is not None and chosen not in (planned, fused):
+        chosen = noted
+    return Ranged(chosen, call) if _C.profiled() else chosen

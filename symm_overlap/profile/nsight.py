@@ -1,0 +1,97 @@
+"""Read what Nsight Systems has recorded: the database that ``nsys export --type sqlite`` writes.
+
+The tables and columns are those of NVIDIA's "SQLite Export Schema Reference". Tables are missing if nothing of the kind
+was recorded. Ranges come from NVTX, so the program must run under `torch.autograd.profiler.emit_nvtx`.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from .attribution import Launch, Range, Run, is_ours, recordings
+from .recording import Recording
+
+_MILLI = 1e-6  # the database counts nanoseconds
+_COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}  # CUpti_ActivityMemcpyKind
+_SUFFIX = re.compile(r", (?:seq|op_id|sizes|input_op_ids) = .*$")  # what emit_nvtx adds to a range's name
+_ACTIVITY = "CUPTI_ACTIVITY_KIND_"
+
+
+def read_nsight(path: Path) -> list[Recording]:
+    """Return the recordings of a database, one for each GPU of each process.
+
+    Raises:
+        ValueError: the file is not such a database.
+    """
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+            if "StringIds" not in tables:
+                raise ValueError(f"{path} has no table StringIds: give a database that nsys has exported")
+            reader = _Reader(database, tables)
+            runs = list(reader.runs())
+            return recordings(reader.ranges(), reader.launches(), runs, reader.devices(), {}, str(path))
+    except sqlite3.DatabaseError as error:
+        raise ValueError(f"{path} is not a database of Nsight Systems: {error}") from None
+
+
+class _Reader:
+    def __init__(self, database: sqlite3.Connection, tables: set[str]) -> None:
+        self._database, self._tables = database, tables
+        self._texts: dict[int, str] = dict(database.execute("SELECT id, value FROM StringIds"))
+
+    def _rows(self, table: str, *columns: str) -> Iterator[tuple[Any, ...]]:
+        """Yield these columns of a table: nothing if there is no such table, and None for a column that it lacks."""
+        if table in self._tables:
+            known = {row[1] for row in self._database.execute(f"PRAGMA table_info({table})")}
+            chosen = ", ".join(f'"{name}"' if name in known else "NULL" for name in columns)
+            yield from self._database.execute(f"SELECT {chosen} FROM {table}")
+
+    def ranges(self) -> Iterator[Range]:
+        """Yield our ranges. A range that had not ended when the recording did has no end."""
+        for thread, start, end, text, number in self._rows(
+            "NVTX_EVENTS", "globalTid", "start", "end", "text", "textId"
+        ):
+            name = _SUFFIX.sub("", text or self._texts.get(number, ""))
+            if is_ours(name) and end is not None and end >= start:
+                yield Range(_process_of(thread), thread, start * _MILLI, end * _MILLI, name)
+
+    def launches(self) -> Iterator[Launch]:
+        """Yield the calls of the runtime and of the driver."""
+        for table in ("RUNTIME", "DRIVER"):
+            for thread, start, number in self._rows(_ACTIVITY + table, "globalTid", "start", "correlationId"):
+                yield Launch(_process_of(thread), thread, start * _MILLI, number)
+
+    def runs(self) -> Iterator[Run]:
+        """Yield kernels, copies and fills."""
+        columns = "globalPid", "deviceId", "streamId", "start", "end", "correlationId"
+        kernels = self._rows(f"{_ACTIVITY}KERNEL", *columns, "demangledName", "shortName")
+        for *where, long, short in kernels:
+            yield _run(where, self._texts.get(long) or self._texts.get(short) or "a kernel")
+        for *where, direction in self._rows(f"{_ACTIVITY}MEMCPY", *columns, "copyKind"):
+            yield _run(where, f"Memcpy {_COPIES.get(direction, '')}")
+        for *where, _ in self._rows(f"{_ACTIVITY}MEMSET", *columns, "value"):
+            yield _run(where, "Memset")
+
+    def devices(self) -> dict[Hashable, str]:
+        """Return the names of the GPUs, also by their numbers in each process if the database has these."""
+        found: dict[Hashable, str] = dict(self._rows("TARGET_INFO_GPU", "id", "name"))
+        for process, number, gpu in list(self._rows("TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId")):
+            if gpu in found:
+                found[process, number] = found[gpu]
+        return found
+
+
+def _process_of(thread: int | None) -> int:
+    """Return the process of a global identifier: the upper half of its lowest 48 bits. The lower half is the thread."""
+    return 0 if thread is None else (thread >> 24) & 0xFFFFFF
+
+
+def _run(where: Sequence[Any], name: str) -> Run:
+    process, device, stream, start, end, number = where
+    return Run(_process_of(process), device, f"stream {stream}", start * _MILLI, end * _MILLI, name, number)

@@ -1,0 +1,108 @@
+"""Recordings as text: what was hidden, and what was exposed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .compare import compare
+from .exposure import Calls, Exposure, exposure, kinds_of_calls
+from .recording import Recording
+
+_COLUMNS = (
+    ("calls", ""),
+    ("total", "total"),
+    ("compute", "compute"),
+    ("exposed", "exposed"),
+    ("= sums", "sums"),
+    ("copies", "copies"),
+    ("library", "collectives"),
+    ("waits", "meets"),
+    ("other", "other"),
+    ("idle", "idle"),
+    ("moving", "moves"),
+    ("hidden", "share_hidden"),
+    ("pauses", "pauses"),
+    ("first", "first"),
+    ("last", "last"),
+    ("host", "host"),
+)
+
+LEGEND = """\
+milliseconds, the median of all calls of a kind
+  total    from the start of the first activity of the device to the end of the last
+  compute  when the model's arithmetic ran; all other time is exposed
+  exposed  total - compute: sums of partial results, copies, collectives of the library, waits, other work, or idle, if
+           nothing ran; a moment counts for the first of these that ran
+  moving   when copies or collectives ran; hidden: the share of that time beside compute; pauses: when none ran,
+           between the first and the last
+  first    before the first compute; last: after the last compute
+  host     until the host had issued everything"""
+
+
+def report(recordings: Sequence[Recording], *, steps: bool = False) -> str:
+    """Return the recordings as text.
+
+    Args:
+        steps: whether to compare the steps of each kind of call with the prediction of the cost model.
+    """
+    parts = [_recording(each, steps) for each in recordings]
+    if any(each.calls for each in recordings):
+        parts.append(LEGEND)
+    return "\n\n".join(parts)
+
+
+def _recording(recording: Recording, steps: bool) -> str:
+    rank = "" if recording.rank is None else f"rank {recording.rank}, "
+    lines = [f"{recording.source}: {rank}{recording.device}"]
+    if not recording.on_cpu:  # on a CPU, only the steps of calls are known, and not what the model computes
+        lines += _overall(exposure(recording.activities))
+    kinds = kinds_of_calls(recording)
+    if not kinds:
+        lines.append("  no steps of calls of symm_overlap were recorded")
+        return "\n".join(lines)
+    lines.append("".join(f"{name:>9}" for name, _ in _COLUMNS))
+    for each in kinds:
+        lines.append(f"  {describe(each)}")
+        lines.append("".join(f"{_figure(each, attribute):>9}" for _, attribute in _COLUMNS))
+        compared = compare(recording, each.index) if steps else None
+        if compared is not None:
+            lines += [f"    {line}" for line in str(compared).splitlines()]
+    return "\n".join(lines)
+
+
+def _overall(spent: Exposure) -> list[str]:
+    """Return the whole recording in words. Time in which nothing ran is not called exposed: it may have any reason."""
+    if not spent.total:
+        return ["  the device did nothing"]
+    share = spent.share_hidden
+    moved = "nothing moved"
+    if share is not None:
+        moved = f"copies and collectives {spent.moves:.3f} ms, {share:.0%} of it hidden"
+    exposed = spent.sums + spent.copies + spent.collectives + spent.meets
+    return [
+        f"  {spent.total:.3f} ms: compute {spent.compute:.3f} ms ({spent.compute / spent.total:.0%}); {moved}",
+        f"  exposed communication {exposed:.3f} ms: sums {spent.sums:.3f}, copies {spent.copies:.3f}, "
+        f"collectives {spent.collectives:.3f}, waits {spent.meets:.3f}; other work {spent.other:.3f} ms, "
+        f"idle {spent.idle:.3f} ms",
+    ]
+
+
+def describe(calls: Calls) -> str:
+    """Return a kind of calls in a few words."""
+    what = calls.call.what
+    if what is None:
+        return calls.call.name
+    problem, choice, _ = what
+    sizes = ", ".join(map(str, (problem.m, problem.n, problem.k) if problem.k else (problem.m, problem.n)))
+    cut = "" if choice.whole or choice.path == "single" else f", {choice.chunks} chunk{'s' * (choice.chunks > 1)}"
+    dtype = str(problem.dtype).removeprefix("torch.")
+    return f"{problem.op} {sizes} {dtype}, {problem.world} ranks, {choice.path}{cut}"
+
+
+def _figure(calls: Calls, attribute: str) -> str:
+    if not attribute:
+        return str(calls.count)
+    value = getattr(calls.median, attribute)
+    if attribute == "share_hidden":
+        return "-" if value is None else f"{value:.0%}"
+    return f"{value:.3f}"

@@ -1,0 +1,170 @@
+"""Both readers find the same in traces of the same program: activities, their steps, and their calls."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from symm_overlap.profile import Recording, kinds_of_calls, read
+from symm_overlap.profile.compare import compare, measured_timeline
+from tests.profile.traces import CHOICE, PROBLEM, chrome, nsight, program, write_chrome
+
+
+def one(path: Path) -> Recording:
+    (recording,) = read(path)
+    return recording
+
+
+@pytest.fixture(params=["torch", "nsight"])
+def recording(request: pytest.FixtureRequest, tmp_path: Path) -> Recording:
+    path = tmp_path / "trace"
+    (write_chrome if request.param == "torch" else nsight)(path, *program())
+    return one(path)
+
+
+def test_activities_have_the_steps_and_calls_that_launched_them(recording: Recording) -> None:
+    ran, _ = program()
+    assert (recording.device, recording.rank, len(recording.calls)) == ("NVIDIA H100 80GB HBM3", 2, 2)
+    assert len(recording.activities) == len(ran)
+    assert not recording.on_cpu
+    for call, activities in enumerate(recording.activities_of_calls):
+        assert {each.call for each in activities} == {call}
+        kinds = [each.step.kind for each in sorted(activities, key=lambda each: each.start) if each.step is not None]
+        assert sorted(kinds) == sorted(["publish", "signal", *["consume"] * 4, *["pull"] * 3])
+    of_model = [each for each in recording.activities if each.call is None]
+    assert [(each.name, each.role) for each in of_model] == [
+        ("gemm of the model", "compute"),
+        ("ncclDevKernel_AllReduce", "collective"),
+    ] * 2
+    what = recording.calls[0].what
+    assert what is not None
+    problem, choice, rank = what
+    assert (problem.op, problem.m, problem.n, problem.k, problem.world, problem.dtype) == (
+        *(PROBLEM.op, PROBLEM.m, PROBLEM.n, PROBLEM.k, PROBLEM.world, PROBLEM.dtype),
+    )
+    assert (choice.path, choice.compute, choice.copy, choice.chunks, rank) == (
+        *(CHOICE.path, CHOICE.compute),
+        "copy",
+        1,
+        2,
+    )
+
+
+def test_the_roles_of_steps_count(recording: Recording) -> None:
+    (kind,) = kinds_of_calls(recording)
+    assert kind.count == 2
+    ran, _ = program(1)
+    for name, found in (("gemm", kind.median.compute), ("Memcpy DtoD", kind.median.moves)):
+        spans = [(int(each.start), int(each.end)) for each in ran if each.name == name]
+        assert len(spans) == 4  # of the ranks, and publish and three pulls
+        assert found == pytest.approx(len({moment for span in spans for moment in range(*span)}) / 1000)
+    assert kind.median.host == pytest.approx(0.09)
+
+
+def test_steps_are_compared_with_the_prediction_for_the_ranks_own_place_in_the_ring(recording: Recording) -> None:
+    compared = compare(recording, 0)
+    assert compared is not None
+    assert compared.model == "H100"
+    consumed = [each for each in compared.steps if each.name.startswith("consume")]
+    assert [each.name.split(" on ")[0] for each in consumed] == [
+        "consume 2.0",
+        "consume 3.0",
+        "consume 0.0",
+        "consume 1.0",
+    ]
+    predicted = [each.predicted for each in consumed]
+    assert all(span is not None for span in predicted)
+    assert predicted == sorted(predicted, key=lambda span: span or (0, 0)), "the own chunk comes first"
+    timeline = measured_timeline(recording, 0, "measured")
+    assert timeline is not None
+    assert [event.at.rank for event in timeline.events] == [2] * 9
+    assert timeline.makespan == pytest.approx(max(each.measured[1] for each in compared.steps))
+
+
+def test_two_processes_in_one_database_are_two_recordings(tmp_path: Path) -> None:
+    import sqlite3
+    from contextlib import closing
+
+    first, second = tmp_path / "first", tmp_path / "second"
+    nsight(first, *program(), pid=11)
+    ran, ranges = program(3)
+    nsight(second, ran, [each._replace(name=each.name.replace("rank=2 ", "rank=1 ")) for each in ranges], pid=12)
+    with closing(sqlite3.connect(first)) as database:
+        database.execute("ATTACH ? AS other", (str(second),))
+        database.execute(
+            "UPDATE other.NVTX_EVENTS SET text = (SELECT value FROM other.StringIds WHERE id = textId) "
+            "WHERE text IS NULL"
+        )
+        database.execute("UPDATE other.NVTX_EVENTS SET textId = NULL")
+        for table in ("NVTX_EVENTS", *(f"CUPTI_ACTIVITY_KIND_{name}" for name in ("RUNTIME", "KERNEL", "MEMCPY"))):
+            database.execute(f"INSERT INTO main.{table} SELECT * FROM other.{table}")
+        database.commit()
+    assert [(each.rank, len(each.calls)) for each in read(first)] == [(2, 2), (1, 3)]
+
+
+def test_a_compressed_trace_and_a_bare_list_of_events_are_read(tmp_path: Path) -> None:
+    trace = chrome(*program())
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(trace).encode()))
+    assert len(one(path).calls) == 2
+    bare = tmp_path / "bare.json"
+    bare.write_text(json.dumps(trace["traceEvents"]))
+    assert (one(bare).device, one(bare).rank, len(one(bare).calls)) == ("GPU 0", 2, 2)  # the calls name the rank
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "neither JSON nor gzipped JSON"),
+        (b"\x1f\x8b damaged", "neither JSON nor gzipped JSON"),
+        (b"not a trace", "neither JSON nor gzipped JSON"),
+        (b"\xff\xfe\x00", "neither JSON nor gzipped JSON"),
+        (b'{"some": "thing"}', "has no traceEvents"),
+        (b"3", "has no traceEvents"),
+        (b'{"traceEvents": null}', "has no traceEvents"),
+        (b"SQLite format 3\0 damaged", "is not a database of Nsight Systems"),
+    ],
+)
+def test_other_files_are_rejected(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "some file"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read(path)
+
+
+def test_another_database_is_rejected_and_not_changed(tmp_path: Path) -> None:
+    import sqlite3
+    from contextlib import closing
+
+    path = tmp_path / "a # file?.sqlite"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE other (id INTEGER)")
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="no table StringIds"):
+        read(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_traces_with_holes_are_read(seed: int, tmp_path: Path) -> None:
+    """A trace may begin or end in the middle of anything, and tools remove what they do not know."""
+    import random
+
+    source = random.Random(seed)
+    trace = chrome(*program())
+    for event in trace["traceEvents"]:
+        for place in (event, event.get("args", {})):
+            for key in [key for key in place if key != "args" and source.random() < 0.05]:
+                del place[key]
+    events: list[Any] = [event for event in trace["traceEvents"] if source.random() < 0.8]
+    trace["traceEvents"] = [*events, None, 7, {}, {"ph": "X"}]
+    del trace["deviceProperties"]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(trace))
+    for recording in read(path):
+        for kind in kinds_of_calls(recording):
+            assert kind.median.total >= kind.median.compute >= 0
