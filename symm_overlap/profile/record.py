@@ -51,7 +51,7 @@ def record(trace: str | os.PathLike[str] | None = None) -> Iterator[Recorded]:
     gpus = torch.cuda.is_available()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpus else [])]
     recorded = Recorded()
-    with profile(activities=activities) as profiler:
+    with profile(activities=activities, acc_events=True) as profiler:
         yield recorded
         if gpus:
             torch.cuda.synchronize()
