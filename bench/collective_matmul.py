@@ -36,6 +36,7 @@ from bench.emulation.targets import emulated_verdicts
 from bench.harness import memory, shapes
 from bench.harness.case import OPS, Case
 from bench.harness.environment import environment
+from bench.harness.exposed import LEGEND, exposed_table
 from bench.harness.launch import Rank, first_rank, launch, leave, under_torchrun
 from bench.harness.report import case_table, environment_lines, memory_header, memory_line
 from bench.harness.run_case import run_case
@@ -69,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result = _emulated(options, cases) if options.emulate else _measured(options, cases)
     if not first_rank():
         return 0
+    if options.exposed:
+        print(f"\n{LEGEND}")
     if options.json:
         Path(options.json).write_text(json.dumps({"environment": described, **result}, indent=1) + "\n")
     wrong = [row for row in result["rows"] if not row.get("ok", True)]
@@ -82,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _measured(options: argparse.Namespace, cases: Sequence[Case]) -> dict[str, Any]:
     """Measure real ranks on this host."""
-    given = options.methods, options.graph, options.rounds, options.seed
+    given = options.methods, options.graph, options.rounds, options.seed, options.exposed, options.traces
     rows = launch(_run, options.world, options.device, cases, *given, threads=options.threads)[0]
     sizes = [] if options.no_memory or under_torchrun() else _memory(options, cases)
     found = [] if options.graph else speed_verdicts(rows) + memory_verdicts(sizes)
@@ -100,7 +103,8 @@ def _emulated(options: argparse.Namespace, cases: Sequence[Case]) -> dict[str, A
     try:
         methods = _methods(EMULATED, options.methods, options.graph)
         rows, reached = run_emulated(
-            options.emulate, options.device, link, cases, methods, options.rounds, options.seed
+            *(options.emulate, options.device, link, cases, methods, options.rounds, options.seed),
+            *(options.exposed, options.traces),
         )
     finally:
         torch.set_num_threads(threads)
@@ -155,6 +159,12 @@ def _parser() -> argparse.ArgumentParser:
         help=f"methods to time: {', '.join(METHODS)}; with --emulate: {', '.join(EMULATED)} (default all)",
     )
     parser.add_argument("--graph", type=int, metavar="N", help="on CUDA, time N operations in a CUDA graph")
+    parser.add_argument(
+        "--exposed", action="store_true", help="also record calls with torch's profiler, and show what is exposed"
+    )
+    parser.add_argument(
+        "--traces", type=Path, metavar="FOLDER", help="with --exposed: write the traces, for symm-overlap profile"
+    )
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of each rank (default 1)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the shuffling (default 0)")
     parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
@@ -170,6 +180,10 @@ def _cases(options: argparse.Namespace) -> list[Case]:
         raise ValueError(
             f"--graph {options.graph} --device {options.device}: give --graph 1 or more, with --device cuda"
         )
+    if options.traces is not None:
+        if not options.exposed:
+            raise ValueError("--traces writes what --exposed has recorded: give --exposed too")
+        options.traces.mkdir(parents=True, exist_ok=True)
     if options.emulate is not None:
         if options.emulate < 2 or under_torchrun():
             raise ValueError(
@@ -201,17 +215,27 @@ def _methods(known: Mapping[str, Method], names: Sequence[str] | None, graph: in
 
 
 def _run(
-    rank: Rank, cases: Sequence[Case], names: Sequence[str] | None, graph: int | None, rounds: int, seed: int
+    rank: Rank,
+    cases: Sequence[Case],
+    names: Sequence[str] | None,
+    graph: int | None,
+    rounds: int,
+    seed: int,
+    exposed: bool,
+    traces: Path | None,
 ) -> list[dict[str, Any]]:
     """Run all cases on one rank and return the rows. Rank 0 prints each table as soon as its case is done."""
     rows: list[dict[str, Any]] = []
     methods = _methods(METHODS, names, graph)
     titles = {method.name: method.title for method in methods}
     for case in cases:
-        found = run_case(rank, case, methods, rounds, seed, issue=under_torchrun())
+        found = run_case(rank, case, methods, rounds, seed, issue=under_torchrun(), exposed=exposed, traces=traces)
         rows += found
         if rank.rank == 0:
-            print(f"\n{case}", case_table({row["method"]: row for row in found}, titles), sep="\n", flush=True)
+            by_method = {row["method"]: row for row in found}
+            print(f"\n{case}", case_table(by_method, titles), sep="\n", flush=True)
+            if exposed:
+                print(exposed_table(by_method, titles), flush=True)
     return rows
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,17 +11,29 @@ import torch
 from bench.harness import NotAvailableError
 from bench.harness.case import Case, inputs, reference
 from bench.harness.check import Checked, error_bound, first_difference, poisoned_empty, relative_error
+from bench.harness.exposed import exposures
 from bench.harness.launch import Rank
 from bench.harness.timing import Timed, issue_times, over_ranks, time_methods
 from bench.methods.method import Method, Prepared
 
 
 def run_case(
-    rank: Rank, case: Case, methods: Sequence[Method], rounds: int, seed: int, issue: bool = False
+    rank: Rank,
+    case: Case,
+    methods: Sequence[Method],
+    rounds: int,
+    seed: int,
+    *,
+    issue: bool = False,
+    exposed: bool = False,
+    traces: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Return the rows of one case, in the order of `methods`. Every rank returns the same rows.
 
-    ``issue``: whether the rows also contain the times of `issue_times`.
+    Args:
+        issue: whether the rows also contain the times of `issue_times`.
+        exposed: whether they also contain what is exposed on rank 0; see `bench.harness.exposed`.
+        traces: where to write the traces for this, if given.
     """
     a, b = inputs(case, rank.rank, "normal", rank.device)
     ready: dict[str, Prepared] = {}
@@ -37,6 +50,7 @@ def run_case(
     timed = {name: Timed(prepared.call, prepared.around, prepared.operations) for name, prepared in ready.items()}
     samples = rank.all(time_methods(rank, timed, rounds, seed=seed))
     issued = rank.all(issue_times(rank, timed, min(20, rounds))) if issue else []
+    shown = rank.all(exposures(rank, timed, traces, _file_name(case)))[0] if exposed else {}
     rows = []
     for name, reason in reasons.items():
         row: dict[str, Any] = {**case.key(), "method": name, "label": case.label}
@@ -45,8 +59,13 @@ def run_case(
         else:
             row |= over_ranks([one[name] for one in samples]) | _checked_fields(checks.get(name))
             row |= {what: max(one[name][what] for one in issued) for what in (issued[0][name] if issued else ())}
+            row |= {"exposure_ms": shown[name]} if name in shown else {}
         rows.append(row)
     return rows
+
+
+def _file_name(case: Case) -> str:
+    return f"{case.op}_{case.m}_{case.n}_{case.k}"
 
 
 def _prepare(rank: Rank, method: Method, case: Case, a: torch.Tensor, b: torch.Tensor) -> tuple[Prepared | None, str]:

@@ -43,7 +43,7 @@ def time_methods(
     """
     if rounds < 1:
         raise ValueError(f"rounds is {rounds}; give 1 or more")
-    timer = _CudaTimer(rank) if rank.device.type == "cuda" else _CpuTimer(rank)
+    timer = timer_of(rank)
     repeats = {name: _repeats(rank, timer, method, warm_up, fill_ms) for name, method in methods.items()}
     samples: dict[str, list[float]] = {name: [] for name in methods}
     order = list(methods)
@@ -107,22 +107,30 @@ def over_ranks(samples: list[list[float]]) -> dict[str, object]:
     }
 
 
-def _repeats(rank: Rank, timer: _Timer, method: Timed, warm_up: int, fill_ms: float) -> int:
+def _repeats(rank: Rank, timer: Timer, method: Timed, warm_up: int, fill_ms: float) -> int:
     with method.around():
         spent = [timer.time(method.call) for _ in range(max(1, warm_up))]
     slowest = max(rank.all(min(spent)))  # the same value on all ranks, because they must make the same calls
     return max(1, min(10, int(fill_ms / max(slowest, 1e-6))))
 
 
-class _Timer:
+class Timer:
+    """Times one call, which starts on all ranks together."""
+
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
 
     def time(self, call: Callable[[], object]) -> float:
+        """Make the call, and return its time in milliseconds."""
         raise NotImplementedError
 
 
-class _CpuTimer(_Timer):
+def timer_of(rank: Rank) -> Timer:
+    """Return a timer for calls on the rank's device."""
+    return _CudaTimer(rank) if rank.device.type == "cuda" else _CpuTimer(rank)
+
+
+class _CpuTimer(Timer):
     def time(self, call: Callable[[], object]) -> float:
         self._rank.start.wait()
         begin = time.perf_counter()
@@ -132,7 +140,7 @@ class _CpuTimer(_Timer):
         return (end - begin) * 1e3
 
 
-class _CudaTimer(_Timer):
+class _CudaTimer(Timer):
     _FLUSH_BYTES = 1 << 30  # far more than any L2 cache; a pass takes about 0.3 ms on an H100
     _PASSES = 4
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 
@@ -13,10 +13,12 @@ import symm_overlap
 from bench.harness.case import Case
 from bench.harness.launch import Rank
 from bench.methods.method import Method, Prepared, single
+from symm_overlap import _C
 from symm_overlap.collective.exchange.call import Call, Peers
 from symm_overlap.collective.exchange.planned.gather import Gather
 from symm_overlap.collective.exchange.planned.reduction import ScatterReduction
 from symm_overlap.collective.exchange.planned.run import Run
+from symm_overlap.collective.exchange.ranges import around
 from symm_overlap.collective.layouts import GatherLayout
 from symm_overlap.collective.parts import Products, ScatteredProducts
 from symm_overlap.collective.planners.published import torch_all_gather_matmul, torch_matmul_reduce_scatter
@@ -77,7 +79,8 @@ def gather(group: str, described: Problem, a: Tensor, b: Tensor) -> Tensor:
     call = Call(Peers(group, current()), described, a.device)
     layout = GatherLayout(a.shape, 0, call.world)
     product = call.backend.new_output(a, layout.total_rows, b.shape[1])
-    PublishedGather(call, layout, a, Products(call.backend, layout, [b], [product]), None).run()
+    run = PublishedGather(call, layout, a, Products(call.backend, layout, [b], [product]), None)
+    _run(call, run)
     return product
 
 
@@ -86,8 +89,13 @@ def scatter(group: str, described: Problem, a: Tensor, b: Tensor, order: str | N
     call = Call(Peers(group, current()), described, a.device)
     output = call.backend.new_output(a, a.shape[0] // call.world, b.shape[1])
     producer = ScatteredProducts(call.backend, [a], [b], None, 0, call.world)
-    PublishedScatter(call, producer, output, order).run()
+    _run(call, PublishedScatter(call, producer, output, order))
     return output
+
+
+def _run(call: Call, run: Run) -> None:
+    with around(call) if _C.profiled() else nullcontext():
+        run.run()
 
 
 def described_as(case: Case, device: str) -> Problem:

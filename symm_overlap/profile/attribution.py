@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -80,27 +80,16 @@ def recordings(
         ranks: by process, its rank in the default group, where the trace says so.
         source: where the trace was read from.
     """
-    on_thread: defaultdict[tuple[Hashable, Hashable], list[Range]] = defaultdict(list)
-    for each in ranges:
-        on_thread[each.process, each.thread].append(each)
-    threads = {key: _Thread(found) for key, found in on_thread.items()}
-    begun: dict[tuple[Hashable, int], Launch] = {}
-    for launch in launches:
-        begun.setdefault((launch.process, launch.number), launch)
-    starts = [run.start for run in runs] + [each.start for found in on_thread.values() for each in found]
+    host = _Host(ranges, launches)
+    starts = [run.start for run in runs] + [each.start for each in host.ranges]
     start = min(starts, default=0.0)
-
     parts: defaultdict[tuple[Hashable, int], _Part] = defaultdict(lambda: _Part(start))
     for run in runs:
-        launched = begun.get((run.process, run.number))
-        thread = None if launched is None else threads.get((run.process, launched.thread))
-        call, step = (None, None) if thread is None else thread.at(launched.time)  # type: ignore[union-attr]
-        parts[run.process, run.device].add(run.name, run.stream, run.start, run.end, call, step)
-    for (process, _), thread in threads.items():
-        for call, step, each in thread.steps_on_cpu():
-            parts[process, _CPU].add(each.name, step.stream, each.start, each.end, call, step)
-        for call in thread.calls_on_cpu():
-            parts[process, _CPU].call(call)
+        parts[run.process, run.device].add(run.name, run.stream, run.start, run.end, *host.launched(run))
+    for call in host.calls_on_cpu():
+        parts[call.process, _CPU].call(call)
+    for each, step, call in host.steps_on_cpu():
+        parts[each.process, _CPU].add(each.name, step.stream, each.start, each.end, call, step)
 
     found = []
     for (process, device), part in sorted(parts.items(), key=lambda item: str(item[0])):
@@ -112,38 +101,59 @@ def recordings(
 _CPU = -1
 
 
-class _Thread:
-    """The ranges of one thread. Ranges of steps are within ranges of calls."""
+class _Host:
+    """What the threads of all processes have done."""
+
+    def __init__(self, ranges: Iterable[Range], launches: Iterable[Launch]) -> None:
+        self.ranges = list(ranges)
+        on_thread: defaultdict[tuple[Hashable, Hashable], list[Range]] = defaultdict(list)
+        for each in self.ranges:
+            on_thread[each.process, each.thread].append(each)
+        self._calls = {key: _InOrder(each for each in found if each.is_call) for key, found in on_thread.items()}
+        self._steps = {key: _InOrder(each for each in found if not each.is_call) for key, found in on_thread.items()}
+        self._launches: dict[tuple[Hashable, int], Launch] = {}
+        for launch in launches:
+            self._launches.setdefault((launch.process, launch.number), launch)
+
+    def launched(self, run: Run) -> tuple[Range | None, Step | None]:
+        """Return the call and the step in which an activity was launched."""
+        launch = self._launches.get((run.process, run.number))
+        thread = None if launch is None else (launch.process, launch.thread)
+        if launch is None or thread not in self._calls:
+            return None, None
+        step = self._steps[thread].at(launch.time)
+        return self._calls[thread].at(launch.time), None if step is None else step_of(step.name)
+
+    def calls_on_cpu(self) -> Iterator[Range]:
+        """Yield the calls whose tensors are on a CPU."""
+        yield from (call for calls in self._calls.values() for call in calls.ranges if _on_cpu(call))
+
+    def steps_on_cpu(self) -> Iterator[tuple[Range, Step, Range]]:
+        """Yield the ranges of steps in such calls, with the step and the call."""
+        for thread, steps in self._steps.items():
+            for each in steps.ranges:
+                call, step = self._calls[thread].at(each.start) or self._only_call(each), step_of(each.name)
+                if call is not None and step is not None and _on_cpu(call):
+                    yield each, step, call
+
+    def _only_call(self, step: Range) -> Range | None:
+        """Return the call for which another thread runs a step of one of its streams, if it can be only one."""
+        found = [calls.at(step.start) for (process, _), calls in self._calls.items() if process == step.process]
+        running = [call for call in found if call is not None]
+        return running[0] if len(running) == 1 else None
+
+
+class _InOrder:
+    """Ranges of one thread that are not within one another."""
 
     def __init__(self, ranges: Iterable[Range]) -> None:
-        ordered = sorted(ranges, key=lambda each: (each.start, -each.end))
-        self._calls = [each for each in ordered if each.is_call]
-        self._steps = [each for each in ordered if not each.is_call]
-        self._call_starts = [each.start for each in self._calls]
-        self._step_starts = [each.start for each in self._steps]
+        self.ranges = sorted(ranges, key=lambda each: each.start)
+        self._starts = [each.start for each in self.ranges]
 
-    def at(self, time: float) -> tuple[Range | None, Step | None]:
-        """Return the call and the step that the thread is in at a time."""
-        step = _around(self._steps, self._step_starts, time)
-        return _around(self._calls, self._call_starts, time), None if step is None else step_of(step.name)
-
-    def calls_on_cpu(self) -> list[Range]:
-        """Return the calls whose tensors are on the CPU."""
-        return [call for call in self._calls if _on_cpu(call)]
-
-    def steps_on_cpu(self) -> Iterable[tuple[Range, Step, Range]]:
-        """Yield the steps of these calls: the call, the step, and its range."""
-        for each in self._steps:
-            call = _around(self._calls, self._call_starts, each.start)
-            step = step_of(each.name)
-            if call is not None and step is not None and _on_cpu(call):
-                yield call, step, each
-
-
-def _around(ranges: Sequence[Range], starts: Sequence[float], time: float) -> Range | None:
-    """Return the last range that has begun by a time, unless it has ended."""
-    index = bisect_right(starts, time) - 1
-    return ranges[index] if index >= 0 and time <= ranges[index].end else None
+    def at(self, time: float) -> Range | None:
+        """Return the range that the thread is in at a time."""
+        index = bisect_right(self._starts, time) - 1
+        return self.ranges[index] if index >= 0 and time <= self.ranges[index].end else None
 
 
 def _on_cpu(call: Range) -> bool:

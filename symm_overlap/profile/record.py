@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from ._torch import all_threads
 from .recording import Recording
 from .report import report
 from .torch_trace import from_torch_trace
@@ -51,7 +52,7 @@ def record(trace: str | os.PathLike[str] | None = None) -> Iterator[Recorded]:
     gpus = torch.cuda.is_available()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpus else [])]
     recorded = Recorded()
-    with profile(activities=activities, acc_events=True) as profiler:
+    with profile(activities=activities, acc_events=True, experimental_config=all_threads()) as profiler:
         yield recorded
         if gpus:
             torch.cuda.synchronize()

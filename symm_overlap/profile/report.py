@@ -9,7 +9,6 @@ from .exposure import Calls, Exposure, exposure, kinds_of_calls
 from .recording import Recording
 
 _COLUMNS = (
-    ("calls", ""),
     ("total", "total"),
     ("compute", "compute"),
     ("exposed", "exposed"),
@@ -60,10 +59,10 @@ def _recording(recording: Recording, steps: bool) -> str:
     if not kinds:
         lines.append("  no steps of calls of symm_overlap were recorded")
         return "\n".join(lines)
-    lines.append("".join(f"{name:>9}" for name, _ in _COLUMNS))
+    lines.append(f"{'calls':>9}{header()}")
     for each in kinds:
         lines.append(f"  {describe(each)}")
-        lines.append("".join(f"{_figure(each, attribute):>9}" for _, attribute in _COLUMNS))
+        lines.append(f"{each.count:>9}{figures(each.median)}")
         compared = compare(recording, each.index) if steps else None
         if compared is not None:
             lines += [f"    {line}" for line in str(compared).splitlines()]
@@ -99,10 +98,17 @@ def describe(calls: Calls) -> str:
     return f"{problem.op} {sizes} {dtype}, {problem.world} ranks, {choice.path}{cut}"
 
 
-def _figure(calls: Calls, attribute: str) -> str:
-    if not attribute:
-        return str(calls.count)
-    value = getattr(calls.median, attribute)
-    if attribute == "share_hidden":
+def header() -> str:
+    """Return the names of the columns of `figures`."""
+    return "".join(f"{name:>9}" for name, _ in _COLUMNS)
+
+
+def figures(spent: Exposure) -> str:
+    """Return where the time went as one row; `LEGEND` explains the columns."""
+    return "".join(f"{_figure(getattr(spent, attribute), attribute):>9}" for _, attribute in _COLUMNS)
+
+
+def _figure(value: float | None, attribute: str) -> str:
+    if value is None or attribute == "share_hidden":
         return "-" if value is None else f"{value:.0%}"
     return f"{value:.3f}"

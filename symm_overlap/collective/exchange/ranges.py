@@ -8,6 +8,8 @@ to Nsight Systems. Steps that are issued without Python get their ranges in csrc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -47,36 +49,49 @@ def range_of_call(described: Problem, choice: Choice, rank: int) -> str:
     return f"{PREFIX}{described}; " + " ".join(f"{key}={value}" for key, value in facts.items())
 
 
+@lru_cache(maxsize=1024)
 def called(name: str) -> tuple[Problem, Choice, int] | None:
     """Return the problem and the choice of the call that a range is named after, and the rank that made the call.
 
-    None if the range is not a call's. The problem is without the arguments of the call.
+    None if the range is not a call's, or that of another version of this package. The problem is without the arguments
+    of the call.
     """
     text, separator, facts = name.rpartition("; ")
     if not separator or not text.startswith(PREFIX):
         return None
-    found = dict(fact.split("=", 1) for fact in facts.split(" "))
-    numbers = {key: int(value) for key, value in found.items() if value.isdecimal()}
+    try:
+        return _read(dict(fact.split("=", 1) for fact in facts.split(" ")))
+    except (KeyError, ValueError, AttributeError):
+        return None
+
+
+def _read(facts: Mapping[str, str]) -> tuple[Problem, Choice, int]:
+    numbers = {key: int(value) for key, value in facts.items() if value.isdecimal()}
     described = problem(
-        found["op"],
+        facts["op"],
         *(numbers[key] for key in ("m", "n", "k")),
-        getattr(torch, found["dtype"]),
+        getattr(torch, facts["dtype"]),
         numbers["world"],
-        found["device"],
+        facts["device"],
         last_dim=bool(numbers["last"]),
     )
     choice = Choice(
-        found["path"],
-        found["exchange"],
+        facts["path"],
+        facts["exchange"],
         "read from a trace",
         numbers["chunks"],
         bool(numbers["whole"]),
         bool(numbers["one_shot"]),
-        tuple(found["compute"].split(",")),
-        found["copy"],
+        tuple(facts["compute"].split(",")),
+        facts["copy"],
         numbers["copies"],
     )
     return described, choice, numbers["rank"]
+
+
+def around(call: Call) -> AbstractContextManager[object]:
+    """Return a range around a call, to be entered while a profiler records."""
+    return record_function(range_of_call(call.problem, call.choice, call.rank))
 
 
 class Ranged:
@@ -89,7 +104,7 @@ class Ranged:
         function, call = getattr(self._exchange, name), self._call
 
         def run(*args: Any) -> None:
-            with record_function(range_of_call(call.problem, call.choice, call.rank)):
+            with around(call):
                 function(*args)
 
         return run
