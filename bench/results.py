@@ -58,6 +58,8 @@ def markdown(result: dict[str, Any]) -> str:
     parts = [", ".join(f"{name} {value}" for name, value in result["environment"].items()), speed_table(result["rows"])]
     if link := result.get("link"):
         parts.insert(1, f"*Emulated*: one rank, whose peers are memory; link {link_line(link)}.")
+    if any("exposure_ms" in row for row in result["rows"]):
+        parts.append(exposed_table(result["rows"]))
     if result["memory"]:
         parts.append(memory_table(result["memory"]))
     if result["targets"]:
@@ -80,6 +82,17 @@ def speed_table(rows: Sequence[Row]) -> str:
         shape = f"{row['m']}, {row['n']}, {row['k']}"
         cells = ["-" if time is None else f"{time:.3g}" for time in times]
         lines.append(_line(row["op"], shape, *cells, over_plain, ratios[1]))
+    return "\n".join(lines)
+
+
+def exposed_table(rows: Sequence[Row]) -> str:
+    """Format where the milliseconds of each method went while a profiler recorded it; see `symm_overlap.profile`."""
+    names = "total", "compute", "sums", "copies", "collectives", "meets", "other", "idle", "moves", "hidden", "pauses"
+    lines = [_line("op", "M, N, K", "method", *names), _line("---", "---", "---", *["---:"] * len(names))]
+    for row in rows:
+        if spent := row.get("exposure_ms"):
+            shape = f"{row['m']}, {row['n']}, {row['k']}"
+            lines.append(_line(row["op"], shape, row["method"], *(f"{spent[name]:.3f}" for name in names)))
     return "\n".join(lines)
 
 

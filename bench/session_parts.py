@@ -78,6 +78,9 @@ its time. Each keeps ranks alive, of which a GPU allows some 16 (tests/gpu/conft
 FIRST = ("primitives", "fused_kernels", "emulate_llama", "emulate_device")
 """The benchmarks that are judged by the targets of GPUs. They check their results themselves."""
 
+_PROFILED = "sequential", "published", "ours", "ours_memory_waits", "ours_kernel_waits", "ours_fused"
+"""The methods whose calls are recorded."""
+
 _LIMIT = 240.0
 """Seconds for a benchmark, estimated as about twice what it takes on an H100."""
 
@@ -235,6 +238,7 @@ def _benchmarks(python: str, gpus: int) -> list[Part]:
             without_judging("bench.gpu_host", "--calls", "2", "--json", RESULT),
         ),
         emulated("emulate_llama", "--shapes", "llama"),
+        emulated("exposed_llama", "--shapes", "llama", "--rounds", "1", "--exposed", "--methods", *_PROFILED),
         emulated("emulate_gpt3", "--shapes", "gpt3"),
         emulated("emulate_small", "--shapes", "small", "ragged"),
         emulated("emulate_graphs", "--shapes", "decode", "--ops", "ar", "--graph", "20"),

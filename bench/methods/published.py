@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 
@@ -13,17 +13,17 @@ import symm_overlap
 from bench.harness.case import Case
 from bench.harness.launch import Rank
 from bench.methods.method import Method, Prepared, single
-from symm_overlap import _C
 from symm_overlap.collective.exchange.call import Call, Peers
 from symm_overlap.collective.exchange.planned.gather import Gather
 from symm_overlap.collective.exchange.planned.reduction import ScatterReduction
 from symm_overlap.collective.exchange.planned.run import Run
-from symm_overlap.collective.exchange.ranges import around
+from symm_overlap.collective.exchange.ranges import name_of_range
 from symm_overlap.collective.layouts import GatherLayout
 from symm_overlap.collective.parts import Products, ScatteredProducts
 from symm_overlap.collective.planners.published import torch_all_gather_matmul, torch_matmul_reduce_scatter
 from symm_overlap.collective.problem import Problem, problem
 from symm_overlap.plan import Life, Plan, Region
+from symm_overlap.runtime import around
 from symm_overlap.settings import current
 
 LANE = 2
@@ -94,7 +94,7 @@ def scatter(group: str, described: Problem, a: Tensor, b: Tensor, order: str | N
 
 
 def _run(call: Call, run: Run) -> None:
-    with around(call) if _C.profiled() else nullcontext():
+    with around(lambda: name_of_range(call.problem, call.choice, call.rank)):
         run.run()
 
 

@@ -2,7 +2,7 @@
 
 from .choice import Choice
 from .empty import empty
-from .exchange import RANGE_OF_CALL, called
+from .exchange import called
 from .explain import explain
 from .ops import (
     all_gather,
@@ -20,7 +20,6 @@ from .prepare import prepare, raise_failures
 from .tuning import Tuned, autotune
 
 __all__ = [
-    "RANGE_OF_CALL",
     "Choice",
     "Tuned",
     "all_gather",

@@ -1,8 +1,8 @@
 """Find out which call and which step launched each activity, and create the recordings of a trace.
 
 A profiler gives an activity of a GPU and the call of the driver that launched it the same number. That call happened
-on a thread of the host, within the ranges of a step and of a call of an op. On a CPU, the ranges of steps are the
-activities.
+on a thread of the host, within the ranges of a step and of a call. On a CPU, the ranges of steps are the activities.
+A call may be within a step of another call, such as an op within a step of a pipeline.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ..collective import RANGE_OF_CALL, called
-from ..collective.problem import Problem
+from ..collective import called
 from ..plan import Step
-from ..plan.ranges import PREFIX as RANGE_OF_STEP
-from ..plan.ranges import step_of
+from ..plan.ranges import CALL, STEP, call_of, step_of
+from .intervals import union, without
 from .recording import Activity, RecordedCall, Recording, in_order
 from .roles import role_of
 
@@ -34,7 +33,7 @@ class Range(NamedTuple):
     @property
     def is_call(self) -> bool:
         """Whether it is around a call."""
-        return self.name.startswith(RANGE_OF_CALL)
+        return self.name.startswith(CALL)
 
 
 class Launch(NamedTuple):
@@ -60,7 +59,7 @@ class Run(NamedTuple):
 
 def is_ours(name: str) -> bool:
     """True for the name of a range of ours."""
-    return name.startswith((RANGE_OF_CALL, RANGE_OF_STEP))
+    return name.startswith((CALL, STEP))
 
 
 def recordings(
@@ -81,15 +80,15 @@ def recordings(
         source: where the trace was read from.
     """
     host = _Host(ranges, launches)
-    starts = [run.start for run in runs] + [each.start for each in host.ranges]
-    start = min(starts, default=0.0)
+    start = min((each.start for found in (runs, host.ranges) for each in found), default=0.0)
     parts: defaultdict[tuple[Hashable, int], _Part] = defaultdict(lambda: _Part(start))
     for run in runs:
-        parts[run.process, run.device].add(run.name, run.stream, run.start, run.end, *host.launched(run))
+        parts[run.process, run.device].add(run.name, run.stream, run.start, run.end, host.launched(run))
     for call in host.calls_on_cpu():
         parts[call.process, _CPU].call(call)
-    for each, step, call in host.steps_on_cpu():
-        parts[each.process, _CPU].add(each.name, step.stream, each.start, each.end, call, step)
+    for each, within in host.steps_on_cpu():
+        stream = "" if within.step is None else within.step.stream
+        parts[each.process, _CPU].add(each.name, stream, each.start, each.end, within)
 
     found = []
     for (process, device), part in sorted(parts.items(), key=lambda item: str(item[0])):
@@ -101,6 +100,13 @@ def recordings(
 _CPU = -1
 
 
+class Within(NamedTuple):
+    """The calls around an activity, the innermost first, and the step of the innermost call that it belongs to."""
+
+    calls: tuple[Range, ...] = ()
+    step: Step | None = None
+
+
 class _Host:
     """What the threads of all processes have done."""
 
@@ -109,56 +115,82 @@ class _Host:
         on_thread: defaultdict[tuple[Hashable, Hashable], list[Range]] = defaultdict(list)
         for each in self.ranges:
             on_thread[each.process, each.thread].append(each)
-        self._calls = {key: _InOrder(each for each in found if each.is_call) for key, found in on_thread.items()}
-        self._steps = {key: _InOrder(each for each in found if not each.is_call) for key, found in on_thread.items()}
+        self._threads = {key: _Thread(found) for key, found in on_thread.items()}
         self._launches: dict[tuple[Hashable, int], Launch] = {}
         for launch in launches:
             self._launches.setdefault((launch.process, launch.number), launch)
 
-    def launched(self, run: Run) -> tuple[Range | None, Step | None]:
-        """Return the call and the step in which an activity was launched."""
+    def launched(self, run: Run) -> Within:
+        """Return the calls and the step in which an activity was launched."""
         launch = self._launches.get((run.process, run.number))
-        thread = None if launch is None else (launch.process, launch.thread)
-        if launch is None or thread not in self._calls:
-            return None, None
-        step = self._steps[thread].at(launch.time)
-        return self._calls[thread].at(launch.time), None if step is None else step_of(step.name)
+        thread = None if launch is None else self._threads.get((launch.process, launch.thread))
+        return Within() if launch is None or thread is None else thread.at(launch.time)
 
     def calls_on_cpu(self) -> Iterator[Range]:
         """Yield the calls whose tensors are on a CPU."""
-        yield from (call for calls in self._calls.values() for call in calls.ranges if _on_cpu(call))
+        yield from (each for each in self.ranges if each.is_call and _on_cpu(each))
 
-    def steps_on_cpu(self) -> Iterator[tuple[Range, Step, Range]]:
-        """Yield the ranges of steps in such calls, with the step and the call."""
-        for thread, steps in self._steps.items():
-            for each in steps.ranges:
-                call, step = self._calls[thread].at(each.start) or self._only_call(each), step_of(each.name)
-                if call is not None and step is not None and _on_cpu(call):
-                    yield each, step, call
+    def steps_on_cpu(self) -> Iterator[tuple[Range, Within]]:
+        """Yield the ranges of steps in such calls. Where other ranges are within a step, it is cut into pieces."""
+        for thread in self._threads.values():
+            for each, within in thread.pieces():
+                calls = within.calls or self._of_another_thread(each)
+                if calls and _on_cpu(calls[0]):
+                    yield each, within._replace(calls=calls)
 
-    def _only_call(self, step: Range) -> Range | None:
-        """Return the call for which another thread runs a step of one of its streams, if it can be only one."""
-        found = [calls.at(step.start) for (process, _), calls in self._calls.items() if process == step.process]
-        running = [call for call in found if call is not None]
-        return running[0] if len(running) == 1 else None
+    def _of_another_thread(self, step: Range) -> tuple[Range, ...]:
+        """Return the calls for which another thread runs a step of one of its streams, if they can be only one's."""
+        threads = [thread for (process, _), thread in self._threads.items() if process == step.process]
+        found = [calls for calls in (thread.at(step.start).calls for thread in threads) if calls]
+        return found[0] if len(found) == 1 else ()
 
 
-class _InOrder:
-    """Ranges of one thread that are not within one another."""
+class _Thread:
+    """The ranges of one thread. Of two ranges, one is within the other, or they have no moment in common."""
 
     def __init__(self, ranges: Iterable[Range]) -> None:
-        self.ranges = sorted(ranges, key=lambda each: each.start)
-        self._starts = [each.start for each in self.ranges]
+        self._ranges = sorted(ranges, key=lambda each: (each.start, -each.end))
+        self._starts = [each.start for each in self._ranges]
+        self._outer: list[int] = []  # for each range, the index of the range around it; -1 if there is none
+        for index, each in enumerate(self._ranges):
+            outer = index - 1
+            while outer >= 0 and self._ranges[outer].end <= each.start:
+                outer = self._outer[outer]
+            self._outer.append(outer)
 
-    def at(self, time: float) -> Range | None:
-        """Return the range that the thread is in at a time."""
+    def at(self, time: float) -> Within:
+        """Return the calls and the step that the thread is in at a time."""
         index = bisect_right(self._starts, time) - 1
-        return self.ranges[index] if index >= 0 and time <= self.ranges[index].end else None
+        while index >= 0 and self._ranges[index].end < time:
+            index = self._outer[index]
+        return self._within(index)
+
+    def pieces(self) -> Iterator[tuple[Range, Within]]:
+        """Yield the parts of each step in which the thread is in no other range inside it."""
+        inside: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
+        for index, each in enumerate(self._ranges):
+            inside[self._outer[index]].append((each.start, each.end))
+        for index, each in enumerate(self._ranges):
+            if not each.is_call:
+                within = self._within(index)
+                for start, end in without([(each.start, each.end)], union(inside[index])):
+                    yield each._replace(start=start, end=end), within
+
+    def _within(self, index: int) -> Within:
+        step, calls = None, []
+        while index >= 0:
+            each = self._ranges[index]
+            if each.is_call:
+                calls.append(each)
+            elif step is None and not calls:
+                step = step_of(each.name)
+            index = self._outer[index]
+        return Within(tuple(calls), step)
 
 
 def _on_cpu(call: Range) -> bool:
-    what = called(call.name)
-    return what is not None and what[0].device == "cpu"
+    found = call_of(call.name)
+    return found is not None and found[1].get("device") == "cpu"
 
 
 class _Part:
@@ -166,29 +198,27 @@ class _Part:
 
     def __init__(self, start: float) -> None:
         self._zero = start
-        self._found: list[tuple[Activity, Range | None]] = []
-        self._calls: dict[Range, Problem | None] = {}
+        self._found: list[tuple[Activity, tuple[Range, ...]]] = []
+        self._calls: set[Range] = set()
 
-    def call(self, call: Range) -> Problem | None:
-        """Add a call, if it is new. Return its problem."""
-        if call not in self._calls:
-            what = called(call.name)
-            self._calls[call] = None if what is None else what[0]
-        return self._calls[call]
+    def call(self, call: Range) -> None:
+        """Add a call, if it is new."""
+        self._calls.add(call)
 
-    def add(self, name: str, stream: str, start: float, end: float, call: Range | None, step: Step | None) -> None:
+    def add(self, name: str, stream: str, start: float, end: float, within: Within) -> None:
         """Add an activity."""
-        problem = None if call is None else self.call(call)
-        role = role_of(name, step, problem)
-        self._found.append((Activity(name, role, stream, start - self._zero, end - self._zero, step), call))
+        self._calls.update(within.calls)
+        what = called(within.calls[0].name) if within.calls else None
+        role = role_of(name, within.step, None if what is None else what[0])
+        activity = Activity(name, role, stream, start - self._zero, end - self._zero, within.step)
+        self._found.append((activity, within.calls))
 
     def recording(self, device: str, rank: int | None, source: str) -> Recording:
         """Return the recording. If the trace does not say which rank it is, the calls of the largest group do."""
-        calls = sorted(self._calls, key=lambda each: each.start)
+        calls = sorted(self._calls, key=lambda each: (each.start, -each.end))
         index = {call: place for place, call in enumerate(calls)}
-        activities = [each if call is None else replace(each, call=index[call]) for each, call in self._found]
-        told = [what for what in map(called, (call.name for call in calls)) if what is not None]
-        if rank is None and told:
-            rank = max(told, key=lambda what: what[0].world)[2]
+        activities = [replace(each, calls=tuple(index[call] for call in around)) for each, around in self._found]
         recorded = tuple(RecordedCall(each.name, each.start - self._zero, each.end - self._zero) for each in calls)
+        if rank is None and recorded:
+            rank = max(recorded, key=lambda call: call.fact("world")).fact("rank")
         return Recording(device, rank, in_order(activities), recorded, source)

@@ -10,7 +10,7 @@ from ..plan import At, Event, Step, Timeline, kind
 from ..plan.kinds import find
 from ..runtime import TRAITS, Device, costs_of
 from .exposure import exposure_of_call
-from .recording import Activity, Recording
+from .recording import Recording
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ def compare(recording: Recording, index: int) -> Comparison | None:
     what, activities = recording.calls[index].what, recording.activities_of_calls[index]
     if what is None:
         return None
-    problem, choice, rank = what
+    problem, choice = what
+    rank = recording.calls[index].fact("rank")
     known = TRAITS[problem.device].costs
     if not known or choice.whole or choice.exchange not in ("planned", "fused"):
         return None
@@ -73,8 +74,7 @@ def compare(recording: Recording, index: int) -> Comparison | None:
     plan = planned(problem, choice)
     times = predict_steps(problem, costs, plan, choice.chunks)
     expected = {_key(step, plan.rank, plan.world): span for step, span in zip(plan.steps, times, strict=True)}
-    start = min((each.start for each in activities), default=0.0)
-    measured = _spans(activities, start)
+    measured = _spans(recording, index)
     steps = tuple(
         ComparedStep(_name(step), span, expected.get(_key(step, rank, problem.world)))
         for step, span in measured.items()
@@ -87,13 +87,8 @@ def compare(recording: Recording, index: int) -> Comparison | None:
 
 def measured_timeline(recording: Recording, index: int, title: str) -> Timeline | None:
     """Return one recorded call as a timeline of one rank; None if the steps of its activities are not known."""
-    activities = recording.activities_of_calls[index]
-    what = recording.calls[index].what
-    start = min((each.start for each in activities), default=0.0)
-    found = _spans(activities, start)
-    if not found or what is None:
-        return None
-    return _timeline(what[2], found.items(), title)
+    found = _spans(recording, index)
+    return _timeline(recording.calls[index].fact("rank"), found.items(), title) if found else None
 
 
 def _timeline(rank: int, steps: Iterable[tuple[Step, tuple[float, float]]], title: str) -> Timeline:
@@ -105,11 +100,15 @@ def _timeline(rank: int, steps: Iterable[tuple[Step, tuple[float, float]]], titl
     return Timeline(tuple(sorted(events, key=lambda event: event.start)), alone, copies, title)
 
 
-def _spans(activities: Iterable[Activity], start: float) -> dict[Step, tuple[float, float]]:
-    """Return for each known step when its activities ran, after ``start``, in order of their start."""
+def _spans(recording: Recording, index: int) -> dict[Step, tuple[float, float]]:
+    """Return for each known step of a call when its activities ran, after the start of the call, in order of their
+    start. Calls within the call are left out.
+    """
+    activities = recording.activities_of_calls[index]
+    start = min((each.start for each in activities), default=0.0)
     found: dict[Step, tuple[float, float]] = {}
     for each in activities:
-        if each.step is not None and find(each.step.kind) is not None:
+        if each.calls[0] == index and each.step is not None and find(each.step.kind) is not None:
             begin, end = found.get(each.step, (each.start - start, 0.0))
             found[each.step] = min(begin, each.start - start), max(end, each.end - start)
     return dict(sorted(found.items(), key=lambda item: item[1]))

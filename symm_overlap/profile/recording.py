@@ -15,6 +15,7 @@ from ..collective import called
 from ..collective.choice import Choice
 from ..collective.problem import Problem
 from ..plan import Step
+from ..plan.ranges import call_of
 
 ROLES = ("compute", "sum", "copy", "collective", "meet", "other")
 """What an activity does: arithmetic of the model; arithmetic that is needed only because ranks share the work, such as
@@ -32,7 +33,7 @@ class Activity:
         stream: the stream that ran it; on a CPU, the stream of the plan.
         start, end: in milliseconds.
         step: the step of the plan that launched it, if it is known. Its memory is not known.
-        call: index of the call in `Recording.calls` that launched it, if it is known.
+        calls: indices in `Recording.calls` of the calls that launched it, the innermost first.
     """
 
     name: str
@@ -41,12 +42,12 @@ class Activity:
     start: float
     end: float
     step: Step | None = None
-    call: int | None = None
+    calls: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """One call of an op.
+    """One call: of an op, of a collective of FSDP, or one step of a pipeline.
 
     Attributes:
         name: the name of its range in the trace.
@@ -59,9 +60,21 @@ class RecordedCall:
     end: float
 
     @property
-    def what(self) -> tuple[Problem, Choice, int] | None:
-        """The problem, the choice, and the rank; see `symm_overlap.collective.called`. None for any other range."""
+    def what(self) -> tuple[Problem, Choice] | None:
+        """The problem and the choice of a call of an op; see `symm_overlap.collective.called`."""
         return called(self.name)
+
+    @property
+    def text(self) -> str:
+        """The call in words."""
+        found = call_of(self.name)
+        return self.name if found is None else found[0]
+
+    def fact(self, key: str) -> int:
+        """Return a number of the call, such as its "rank" or "world"; 0 if its range does not tell."""
+        found = call_of(self.name)
+        value = "" if found is None else found[1].get(key, "")
+        return int(value) if value.isdecimal() else 0
 
 
 @dataclass(frozen=True)
@@ -89,11 +102,11 @@ class Recording:
 
     @cached_property
     def activities_of_calls(self) -> list[list[Activity]]:
-        """For each call, its activities."""
+        """For each call, its activities, and those of the calls within it."""
         found: defaultdict[int, list[Activity]] = defaultdict(list)
         for activity in self.activities:
-            if activity.call is not None:
-                found[activity.call].append(activity)
+            for call in activity.calls:
+                found[call].append(activity)
         return [found[index] for index in range(len(self.calls))]
 
 

@@ -90,8 +90,8 @@ def describe(calls: Calls) -> str:
     """Return a kind of calls in a few words."""
     what = calls.call.what
     if what is None:
-        return calls.call.name
-    problem, choice, _ = what
+        return f"{calls.call.text}, {calls.call.fact('world')} ranks"
+    problem, choice = what
     sizes = ", ".join(map(str, (problem.m, problem.n, problem.k) if problem.k else (problem.m, problem.n)))
     cut = "" if choice.whole or choice.path == "single" else f", {choice.chunks} chunk{'s' * (choice.chunks > 1)}"
     dtype = str(problem.dtype).removeprefix("torch.")

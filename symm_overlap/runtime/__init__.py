@@ -10,6 +10,7 @@ from .lane import Lane, NotCapturedError, NotPreparedError
 from .lane_group import are_enqueued, lane_group, message_group, wire_device
 from .lasting_memory import lasting
 from .merged import meets_in_kernels
+from .ranges import around, ranged
 from .symmetric import new_symmetric, rendezvous
 from .topology import compares, direct_access
 from .work import (
@@ -58,6 +59,7 @@ __all__ = [
     "WorkOf",
     "Workspace",
     "are_enqueued",
+    "around",
     "backend_of",
     "carry_out",
     "compares",
@@ -68,6 +70,7 @@ __all__ = [
     "meets_in_kernels",
     "message_group",
     "new_symmetric",
+    "ranged",
     "rendezvous",
     "state_of",
     "tensor_of",

@@ -33,6 +33,7 @@ from symm_overlap.collective.planners import (
     produce_all_reduce,
 )
 from symm_overlap.plan import Region
+from symm_overlap.profile import read
 from tests.runtime.host_program import HOST, compile_program, run_program
 
 OPS = ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")
@@ -69,9 +70,34 @@ def test_the_command_checks_and_times_every_method(tmp_path: Path, capsys: pytes
     assert copies["bytes_per_second"] == pytest.approx(3 * 8 * 16 * 4 / copies["median_ms"] * 1e3)
 
 
+def test_what_is_exposed_is_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, traces = tmp_path / "result.json", tmp_path / "new" / "traces"
+    arguments = ["--emulate", "3", "--link", "device", "--shapes", "24,16,32", "--ops", "ag,rs", "--rounds", "1"]
+    methods = "matmul", "sequential", "published", "ours_kernel_waits"
+    assert collective_matmul.main([*arguments, "--methods", *methods, "--exposed", "--traces", str(traces)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("exposed, ms, while a profiler records") == 2
+    assert "when the model's arithmetic ran" in printed
+    assert collective_matmul.main([*arguments, "--methods", *methods, "--exposed", "--json", str(file)]) == 0
+    rows = json.loads(file.read_text())["rows"]
+    shown = {(row["op"], row["method"]): row["exposure_ms"] for row in rows if "exposure_ms" in row}
+    assert {method for _, method in shown} == set(methods) - {"matmul"}, "a matmul is no call of ours"
+    for spent in shown.values():
+        assert 0 < spent["compute"] < spent["total"]
+    assert shown["matmul_reduce_scatter", "ours_kernel_waits"]["sums"] > 0
+    capsys.readouterr()
+    assert results.main([str(file)]) == 0
+    assert capsys.readouterr().out.count("| published |") == 2
+    for trace in traces.iterdir():
+        recordings = read(trace)
+        assert [len(recording.calls) for recording in recordings] == ([] if "_matmul_rank" in trace.name else [5])
+    assert len(list(traces.iterdir())) == 2 * len(methods)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--traces", "folder"], "give --exposed too"),
         (["--emulate", "1"], "give 2 ranks or more"),
         (["--emulate", "4", "--link", "fast"], "--link is 'fast'; give a speed such as 369GB/s"),
         (["--emulate", "4", "--link", "0GB/s"], "--link is '0GB/s'"),

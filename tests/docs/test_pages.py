@@ -39,7 +39,7 @@ def test_a_page_shows_a_file_as_it_is(block):
 
 def test_the_blocks_that_these_tests_need_are_found():
     assert len(pages.plan_commands()) >= 5
-    assert len(pages.shown_files()) == 9
+    assert len(pages.shown_files()) == 10
     assert [block.command for block in pages.blocks(ROOT / "docs/architecture.md")][
         -1
     ] == "python -m tests.docs.call_path"

@@ -13,7 +13,7 @@ ORDER = dict(zip(ROLES, ("compute", "sums", "copies", "collectives", "meets", "o
 
 
 def act(role: str, start: float, end: float, call: int | None = None) -> Activity:
-    return Activity(role, role, "stream 7", start, end, None, call)
+    return Activity(role, role, "stream 7", start, end, None, () if call is None else (call,))
 
 
 @pytest.mark.parametrize("seed", range(30))

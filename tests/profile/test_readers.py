@@ -32,25 +32,24 @@ def test_activities_have_the_steps_and_calls_that_launched_them(recording: Recor
     assert len(recording.activities) == len(ran)
     assert not recording.on_cpu
     for call, activities in enumerate(recording.activities_of_calls):
-        assert {each.call for each in activities} == {call}
+        assert {each.calls for each in activities} == {(call,)}
         kinds = [each.step.kind for each in sorted(activities, key=lambda each: each.start) if each.step is not None]
         assert sorted(kinds) == sorted(["publish", "signal", *["consume"] * 4, *["pull"] * 3])
-    of_model = [each for each in recording.activities if each.call is None]
+    of_model = [each for each in recording.activities if not each.calls]
     assert [(each.name, each.role) for each in of_model] == [
         ("gemm of the model", "compute"),
         ("ncclDevKernel_AllReduce", "collective"),
     ] * 2
     what = recording.calls[0].what
     assert what is not None
-    problem, choice, rank = what
+    problem, choice = what
     assert (problem.op, problem.m, problem.n, problem.k, problem.world, problem.dtype) == (
         *(PROBLEM.op, PROBLEM.m, PROBLEM.n, PROBLEM.k, PROBLEM.world, PROBLEM.dtype),
     )
-    assert (choice.path, choice.compute, choice.copy, choice.chunks, rank) == (
+    assert (choice.path, choice.compute, choice.copy, choice.chunks) == (
         *(CHOICE.path, CHOICE.compute),
         "copy",
         1,
-        2,
     )
 
 

@@ -46,7 +46,7 @@ def same_ranges(me: Rank, lane: int, path: str, chunks: int) -> None:
                 by_python = steps_of(call)
         assert issued == by_python, name
         assert any(" wait " in f" {step}" or step.startswith("barrier") for step in issued[1]), name
-        assert all(f"world={me.world} rank={me.rank} device=cpu" in each for each in issued[0])
+        assert all(f"device=cpu rank={me.rank} world={me.world} " in each for each in issued[0])
 
 
 @pytest.mark.parametrize(("world", "path", "chunks"), [(2, "sequential", 1), (3, "pipelined", 2)])

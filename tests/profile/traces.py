@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from symm_overlap.collective.choice import Choice
-from symm_overlap.collective.exchange.ranges import range_of_call
+from symm_overlap.collective.exchange.ranges import name_of_range
 from symm_overlap.collective.planners import all_gather_consume
 from symm_overlap.collective.problem import problem
 from symm_overlap.plan.ranges import range_of
@@ -66,7 +66,7 @@ def program(calls: int = 2) -> tuple[list[Ran], list[Ranged]]:
             ranges.append(Ranged(range_of(step), now, now + 9))
             ran.append(Ran(KERNEL[step.kind], stream, now + 3, start, done[stream]))
             now += 10
-        ranges.append(Ranged(range_of_call(PROBLEM, CHOICE, RANK), begun, now))
+        ranges.append(Ranged(name_of_range(PROBLEM, CHOICE, RANK), begun, now))
         now = max(*done.values(), now) + 50
         ran.append(Ran("gemm of the model", 7, now, now + 4, now + 40))
         ran.append(Ran("ncclDevKernel_AllReduce", 23, now + 2, now + 30, now + 60))

@@ -9,10 +9,9 @@ from . import c10d, fake, fused, noted, planned, single
 from .call import Call, Peers
 from .fused.flagged import raise_kernel_failures
 from .needs import Needs
-from .ranges import PREFIX as RANGE_OF_CALL
 from .ranges import Ranged, called
 
-__all__ = ["RANGE_OF_CALL", "Call", "Needs", "Peers", "called", "exchange_of", "raise_kernel_failures"]
+__all__ = ["Call", "Needs", "Peers", "called", "exchange_of", "raise_kernel_failures"]
 
 _EXCHANGES: dict[str, ModuleType] = {
     "single": single,

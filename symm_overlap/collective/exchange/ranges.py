@@ -1,71 +1,60 @@
-"""Ranges in the traces of profilers: one around each call, and in it one around each step.
-
-They are recorded only while a profiler records: torch's, or `torch.autograd.profiler.emit_nvtx`, which passes them on
-to Nsight Systems. Steps that are issued without Python get their ranges in csrc/issue/program.cpp.
-`symm_overlap.profile` reads the traces.
-"""
+"""The range around a call of an op in the trace of a profiler: what was called, and how it was carried out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch.profiler import record_function
 
-from ...plan import Step, Table
-from ...plan.ranges import range_of
+from ...plan.ranges import call_of, range_of_call
+from ...runtime import around
 from ..choice import Choice
 from ..problem import Problem, problem
 from .call import Call
 
-PREFIX = "symm_overlap call: "
 
-
-def range_of_call(described: Problem, choice: Choice, rank: int) -> str:
-    """Return the name of a call's range: the call in words, and then what `called` reads."""
-    facts = {
-        "op": described.op,
-        "m": described.m,
-        "n": described.n,
-        "k": described.k,
-        "dtype": str(described.dtype).removeprefix("torch."),
-        "world": described.world,
-        "rank": rank,
-        "device": described.device,
-        "last": int(described.last),
-        "path": choice.path,
-        "exchange": choice.exchange,
-        "chunks": choice.chunks,
-        "whole": int(choice.whole),
-        "one_shot": int(choice.one_shot),
-        "compute": ",".join(choice.compute),
-        "copy": choice.copy,
-        "copies": choice.copies,
-    }
-    return f"{PREFIX}{described}; " + " ".join(f"{key}={value}" for key, value in facts.items())
+def name_of_range(described: Problem, choice: Choice, rank: int) -> str:
+    """Return the name of a call's range; `called` reads it."""
+    return range_of_call(
+        str(described),
+        described.device,
+        rank,
+        described.world,
+        op=described.op,
+        m=described.m,
+        n=described.n,
+        k=described.k,
+        dtype=str(described.dtype).removeprefix("torch."),
+        last=int(described.last),
+        path=choice.path,
+        exchange=choice.exchange,
+        chunks=choice.chunks,
+        whole=int(choice.whole),
+        one_shot=int(choice.one_shot),
+        compute=",".join(choice.compute),
+        copy=choice.copy,
+        copies=choice.copies,
+    )
 
 
 @lru_cache(maxsize=1024)
-def called(name: str) -> tuple[Problem, Choice, int] | None:
-    """Return the problem and the choice of the call that a range is named after, and the rank that made the call.
+def called(name: str) -> tuple[Problem, Choice] | None:
+    """Return the problem and the choice of the call that a range is named after.
 
-    None if the range is not a call's, or that of another version of this package. The problem is without the arguments
-    of the call.
+    None if the range is not that of a call of an op, or that of another version of this package. The problem is without
+    the arguments of the call.
     """
-    text, separator, facts = name.rpartition("; ")
-    if not separator or not text.startswith(PREFIX):
-        return None
+    found = call_of(name)
     try:
-        return _read(dict(fact.split("=", 1) for fact in facts.split(" ")))
+        return None if found is None else _read(found[1])
     except (KeyError, ValueError, AttributeError):
         return None
 
 
-def _read(facts: Mapping[str, str]) -> tuple[Problem, Choice, int]:
+def _read(facts: Mapping[str, str]) -> tuple[Problem, Choice]:
     numbers = {key: int(value) for key, value in facts.items() if value.isdecimal()}
     described = problem(
         facts["op"],
@@ -86,12 +75,7 @@ def _read(facts: Mapping[str, str]) -> tuple[Problem, Choice, int]:
         facts["copy"],
         numbers["copies"],
     )
-    return described, choice, numbers["rank"]
-
-
-def around(call: Call) -> AbstractContextManager[object]:
-    """Return a range around a call, to be entered while a profiler records."""
-    return record_function(range_of_call(call.problem, call.choice, call.rank))
+    return described, choice
 
 
 class Ranged:
@@ -104,21 +88,7 @@ class Ranged:
         function, call = getattr(self._exchange, name), self._call
 
         def run(*args: Any) -> None:
-            with around(call):
+            with around(lambda: name_of_range(call.problem, call.choice, call.rank)):
                 function(*args)
 
         return run
-
-
-def ranged(table: Table) -> Table:
-    """Return the functions that run the steps of a plan, with a range around each step."""
-
-    def within(function: Callable[[Step], object]) -> Callable[[Step], object]:
-        def run(step: Step) -> object:
-            with record_function(range_of(step)):
-                return function(step)
-
-        return run
-
-    functions: Mapping[str, Callable[[Step], object]] = {kind: within(each) for kind, each in table.items()}
-    return functions

@@ -27,7 +27,8 @@ from torch import Tensor
 from ...collective.exchange.route import digest_of
 from ...plan import Plan, Region, Step, Table, execute
 from ...plan.layout import ALIGNMENT
-from ...runtime import Backend, WorkOf, backend_of, state_of
+from ...plan.ranges import range_of_call
+from ...runtime import Backend, WorkOf, around, backend_of, ranged, state_of
 from ...settings import Settings, in_backward
 
 _ODD = 0x9E3779B97F4A7C15  # spreads the count of calls over all bits of the hash
@@ -171,15 +172,20 @@ class Slots:
         """
         self._require_possible()
         settings, lane = in_backward(self._settings), self.lane
-        lane.run(
-            self.op,
-            lambda parity: self._issue(plan, bind(), settings),
-            outputs,
-            nbytes=0,
-            channels=plan.channels,
-            seconds=settings.seconds,
-            call_hash=self._hash(digest),
-        )
+        with around(
+            lambda: range_of_call(
+                self.op, lane.device.type, self.rank, self.world, nbytes=sum(each.nbytes for each in outputs)
+            )
+        ):
+            lane.run(
+                self.op,
+                lambda parity: self._issue(plan, bind(), settings),
+                outputs,
+                nbytes=0,
+                channels=plan.channels,
+                seconds=settings.seconds,
+                call_hash=self._hash(digest),
+            )
         event = self._done[self.slot] = self._current_stream().record_event()
         self.turn += 1
         return event
@@ -190,10 +196,10 @@ class Slots:
             kept = self.lane.kept(self.slot, self.nbytes, bound.variant)
             script = kept.script_by(lambda: workspace.script(plan, bound.at, bound.tensors, (), bound.work, streams))
             if script is not None:
-                script.run(self.op, [*bound.tensors.values()], {} if script.complete else bound.table)
+                script.run(self.op, [*bound.tensors.values()], {} if script.complete else ranged(bound.table))
                 return
         copy = partial(self._copy, bound)
-        functions: Table = {"publish": copy, "pull": copy, **bound.table, **workspace.steps()}
+        functions: Table = ranged({"publish": copy, "pull": copy, **bound.table, **workspace.steps()})
         for transform in settings.transforms:
             functions = transform(plan, functions)
         execute(plan, functions, streams)

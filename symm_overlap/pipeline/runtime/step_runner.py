@@ -20,7 +20,8 @@ from torch import Tensor
 
 from ... import _C
 from ...plan import InlineStreams, Plan, Streams, Table, execute
-from ...runtime import Lane, backend_of, direct_access, message_group, state_of
+from ...plan.ranges import range_of_call
+from ...runtime import Lane, around, backend_of, direct_access, message_group, ranged, state_of
 from ...settings import Settings, current
 from ..csv_text import write_csv
 from ..schedule import Schedule
@@ -115,7 +116,7 @@ class StepRunner:
             run = prepare()
             self._tied.make_equal(None)
             with self._tied.summing(None, mode.backward):
-                _run(mode.through_library, run, {}, InlineStreams())
+                self._run(mode.through_library, run, {}, InlineStreams())
             return run
         settings = current()
         lane = self._state.lane(self._group, self._device, _LANES_FROM + settings.lane_index)
@@ -162,7 +163,7 @@ class StepRunner:
             run = begun[0] = prepare()
             run.transport = SymmetricTransport(slots, lane.workspace, self._backend, parity)
             with tied.summing(transport, mode.backward):
-                _run(plan, run, lane.workspace.steps(), lane.streams)
+                self._run(plan, run, lane.workspace.steps(), lane.streams)
             written.extend(run.written)
 
         call_hash = (mode.digest + lane.calls * _ODD) & _64_BITS or 1
@@ -188,7 +189,7 @@ class StepRunner:
             tied.make_equal(transport)
             run.transport = transport
             with tied.summing(transport, mode.backward, transport.confirm):
-                _run(plan, run, {}, InlineStreams())
+                self._run(plan, run, {}, InlineStreams())
         except BaseException as error:
             transport.fail(steps, error)
             raise
@@ -240,11 +241,11 @@ class StepRunner:
         tag = f"{OP} lane {lane.index}"
         return [json.loads(text) for text in _C.exchange(self._state.name, OP, json.dumps(mine), tag)]
 
-
-def _run(plan: Plan, run: StepRun, meets: Table, streams: Streams) -> None:
-    """Execute a plan with the functions of the run and those that signal and wait, as settings transform them."""
-    table: Table = {**run.table(), **meets}
-    for transform in current().transforms:
-        table = transform(plan, table)
-    execute(plan, table, streams)
-    run.conclude()
+    def _run(self, plan: Plan, run: StepRun, meets: Table, streams: Streams) -> None:
+        """Execute a plan with the functions of the run and those that signal and wait, as settings transform them."""
+        table: Table = ranged({**run.table(), **meets})
+        for transform in current().transforms:
+            table = transform(plan, table)
+        with around(lambda: range_of_call(OP, self._device.type, plan.rank, plan.world, steps=len(plan.steps))):
+            execute(plan, table, streams)
+            run.conclude()

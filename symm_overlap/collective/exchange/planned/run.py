@@ -9,9 +9,8 @@ from torch import Tensor
 
 from .... import _C
 from ....plan import Layout, Plan, Region, Step, Table, execute, layout
-from ....runtime import NotPreparedError, Part, Work, meets_in_kernels
+from ....runtime import NotPreparedError, Part, Work, meets_in_kernels, ranged
 from ..call import Call
-from ..ranges import ranged
 
 
 class Run:
@@ -124,10 +123,10 @@ class Run:
                 )
             )
             if script is not None:
-                table: Table = {} if script.complete else self._named(self._table())
+                table: Table = {} if script.complete else ranged(self._table())
                 script.run(call.op, given, table)
                 return None
-        table = self._named({**self._table(), **self.workspace.steps()})
+        table = ranged({**self._table(), **self.workspace.steps()})
         for transform in transforms:
             table = transform(self.plan, table)
         execute(self.plan, self.watched(table), call.lane.streams)
@@ -135,9 +134,6 @@ class Run:
 
     def _table(self) -> Table:
         return {"publish": self._copy, "pull": self._copy, **self.steps()}
-
-    def _named(self, table: Table) -> Table:
-        return ranged(table) if _C.profiled() else table
 
     def _copy(self, step: Step) -> None:
         self.call.backend.copy(self.at(step.writes[0]), self.at(step.reads[0]))
