@@ -87,15 +87,13 @@ def _overall(spent: Exposure) -> list[str]:
 
 
 def describe(calls: Calls) -> str:
-    """Return a kind of calls in a few words."""
-    what = calls.call.what
+    """Return a kind of calls in words: its arguments, and how it was carried out."""
+    words, what = f"{calls.call.text}, {calls.call.fact('world')} ranks", calls.call.what
     if what is None:
-        return f"{calls.call.text}, {calls.call.fact('world')} ranks"
-    problem, choice = what
-    sizes = ", ".join(map(str, (problem.m, problem.n, problem.k) if problem.k else (problem.m, problem.n)))
-    cut = "" if choice.whole or choice.path == "single" else f", {choice.chunks} chunk{'s' * (choice.chunks > 1)}"
-    dtype = str(problem.dtype).removeprefix("torch.")
-    return f"{problem.op} {sizes} {dtype}, {problem.world} ranks, {choice.path}{cut}"
+        return words
+    _, choice = what
+    cut = "" if choice.whole else f", {choice.chunks} chunk{'s' * (choice.chunks > 1)}"
+    return f"{words}, {choice.path}{cut}"
 
 
 def header() -> str:

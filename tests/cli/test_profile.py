@@ -24,7 +24,7 @@ def test_the_report_has_the_whole_trace_and_each_kind_of_call(trace: Path, capsy
     assert lines[0] == f"{trace}: rank 2, NVIDIA H100 80GB HBM3"
     assert lines[1].endswith("% of it hidden")
     assert lines[2].startswith("  exposed communication ")
-    assert lines[4] == "  all_gather_matmul 4096, 2048, 4096 bfloat16, 4 ranks, pipelined, 1 chunk"
+    assert lines[4] == "  all_gather_matmul() of torch.bfloat16, 4 ranks, pipelined, 1 chunk"
     figures = dict(zip(lines[3].replace("= sums", "sums").split(), lines[5].split(), strict=True))
     assert figures["calls"] == "2"
     total, compute, exposed = (float(figures[name]) for name in ("total", "compute", "exposed"))

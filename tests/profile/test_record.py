@@ -98,7 +98,10 @@ def writes_a_trace(me: Rank, lane: int, folder: Path) -> list[str]:
 def test_a_trace_is_read_again(ranks: Pool, fresh_lane: Callable[[], int], tmp_path: Path) -> None:
     for rank, lines in enumerate(ranks.run(2, writes_a_trace, fresh_lane(), tmp_path)):
         assert lines[0] == f"{tmp_path / f'{rank}.json'}: rank {rank}, CPU"
-        assert lines[2] == "  all_gather_matmul 128, 48, 32 float32, 2 ranks, pipelined, 2 chunks"
+        assert lines[2] == (
+            "  all_gather_matmul((64, 32), (32, 48), weights=1, gather_dim=0, return_A=True) of torch.float32, "
+            "2 ranks, pipelined, 2 chunks"
+        )
         assert lines[3].split()[0] == "3"
         assert json.loads((tmp_path / f"{rank}.json").read_text())["distributedInfo"]["rank"] == rank
 
