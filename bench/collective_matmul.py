@@ -180,6 +180,10 @@ def _cases(options: argparse.Namespace) -> list[Case]:
         raise ValueError(
             f"--graph {options.graph} --device {options.device}: give --graph 1 or more, with --device cuda"
         )
+    if options.exposed and options.graph is not None:
+        raise ValueError(
+            "--exposed needs the ranges of calls, and replays of a CUDA graph have none: leave out --graph"
+        )
     if options.traces is not None:
         if not options.exposed:
             raise ValueError("--traces writes what --exposed has recorded: give --exposed too")

@@ -87,7 +87,20 @@ def speed_table(rows: Sequence[Row]) -> str:
 
 def exposed_table(rows: Sequence[Row]) -> str:
     """Format where the milliseconds of each method went while a profiler recorded it; see `symm_overlap.profile`."""
-    names = "total", "compute", "sums", "copies", "collectives", "meets", "other", "idle", "moves", "hidden", "pauses"
+    names = (
+        "total",
+        "compute",
+        "exposed",
+        "sums",
+        "copies",
+        "library",
+        "waits",
+        "other",
+        "idle",
+        "moving",
+        "hidden",
+        "pauses",
+    )
     lines = [_line("op", "M, N, K", "method", *names), _line("---", "---", "---", *["---:"] * len(names))]
     for row in rows:
         if spent := row.get("exposure_ms"):

@@ -29,7 +29,7 @@ BELOW: dict[str, set[str]] = {
     "nn": {"_torch", "collective", "settings"},
     "pipeline": {"_sim", "plan"},
     "pipeline/model": {"pipeline"},
-    "profile": {"collective", "plan", "runtime"},
+    "profile": {"collective", "pipeline", "plan", "runtime"},
     "fsdp/communication": {"_torch", "collective", "fsdp/_torch", "plan", "runtime", "settings"},
     "fsdp/layers": {"_torch", "collective", "fsdp/_torch"},
     "fsdp/prefetch": {"_torch", "fsdp/_torch", "plan"},
@@ -200,6 +200,7 @@ PRIVATE = (
     "pipeline/_torch.py",
     "pipeline/model/_torch.py",
     "pipeline/runtime/_torch.py",
+    "profile/_torch.py",
     "runtime/_torch.py",
 )
 

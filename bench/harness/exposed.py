@@ -16,10 +16,13 @@ from symm_overlap.profile.report import LEGEND, figures, header
 _CALLS = 5
 
 
-def exposures(rank: Rank, methods: Mapping[str, Timed], folder: Path | None, title: str) -> dict[str, dict[str, float]]:
+def exposures(
+    rank: Rank, methods: Mapping[str, Timed], folder: Path | None, title: str
+) -> dict[str, dict[str, float | None]]:
     """Record calls of every method on this rank. Return the median of each figure of `Exposure`.
 
-    A method that makes no call of an op of this package is left out.
+    A method is left out if no step of a call was recorded: it makes no calls of this package, or its calls go through
+    torch.distributed on a CPU.
 
     Args:
         folder: where to write a trace of each method, if given.
@@ -36,7 +39,7 @@ def exposures(rank: Rank, methods: Mapping[str, Timed], folder: Path | None, tit
                     timer.time(method.call)
         kinds = [kind for recording in recorded.recordings for kind in kinds_of_calls(recording)]
         if kinds:
-            found[name] = dataclasses.asdict(kinds[0].median)
+            found[name] = kinds[0].median.as_dict()
     return found
 
 
@@ -46,7 +49,8 @@ def exposed_table(case: Mapping[str, Row], titles: Mapping[str, str]) -> str:
     for name, row in case.items():
         spent: dict[str, Any] | None = row.get("exposure_ms")
         if spent:
-            lines.append(f"  {titles[name]:38}{figures(Exposure(**spent))}")
+            given = {field.name: spent[field.name] for field in dataclasses.fields(Exposure)}
+            lines.append(f"  {titles[name]:38}{figures(Exposure(**given))}")
     return "\n".join(lines)
 
 

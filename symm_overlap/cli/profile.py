@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 from ..profile import Recording, exposure, kinds_of_calls, page, read, report
+from ..profile.report import NOTHING
 from .mistakes import report_errors, require_distinct, write_file
 
 
@@ -29,11 +29,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Run the command. Return 0 for success, 2 for files that are not traces."""
     require_distinct(html=args.html, json=args.json)
-    recordings = [recording for path in args.traces for recording in read(path)]
-    if not recordings:
-        raise ValueError(
-            f"{', '.join(map(str, args.traces))}: neither an activity of a GPU nor a call of ours was recorded"
-        )
+    recordings: list[Recording] = []
+    for path in args.traces:
+        found = read(path)
+        if not found:
+            raise ValueError(f"{path}: {NOTHING}")
+        recordings += found
     print(report(recordings, steps=args.steps))
     if args.html:
         write_file(args.html, page(recordings))
@@ -46,10 +47,11 @@ def _figures(recording: Recording) -> dict[str, Any]:
     return {
         "source": recording.source,
         "rank": recording.rank,
+        "process": recording.process,
         "device": recording.device,
-        "all": None if recording.on_cpu else dataclasses.asdict(exposure(recording.activities)),
+        "all": None if recording.on_cpu else exposure(recording.activities).as_dict(),
         "calls": [
-            {"call": each.call.name, "count": each.count, "median_ms": dataclasses.asdict(each.median)}
+            {"call": each.call.name, "count": each.count, "median_ms": each.median.as_dict()}
             for each in kinds_of_calls(recording)
         ],
     }

@@ -9,13 +9,12 @@ read the peers' memory, and one matmul. Times are in milliseconds.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from ..kernels.configuration import programs
 from ..plan import Plan, Step, kind
-from ..plan.one_rank import makespan_of_one_rank, times_of_one_rank
+from ..plan.one_rank import Conditions, makespan_of_one_rank, times_of_one_rank
 from ..runtime import Device, DeviceCosts
 from .choice import Choice, Prediction
 from .planners import (
@@ -130,7 +129,7 @@ def predict_steps(problem: Problem, costs: DeviceCosts, plan: Plan, chunks: int)
     return list(zip(times.starts, times.ends, strict=True))[: len(plan.steps)]
 
 
-def _conditions(plan: Plan, costs: DeviceCosts) -> dict[str, Any]:
+def _conditions(plan: Plan, costs: DeviceCosts) -> Conditions:
     """Return the conditions under which the steps of a plan run; see `times_of_one_rank`."""
     issue, flight = costs.host * _MILLI, costs.flag * _MILLI
     return {"on_sms": on_sms(plan, costs), "issue": issue, "issued": issued(plan), "flight": flight}

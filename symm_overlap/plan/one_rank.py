@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 from . import work
 from .kinds import kind
@@ -21,10 +21,23 @@ from .simulate import CostOf, moves_data
 from .step import Step
 from .work import Times, Work, doubles, integers, starts_of
 
+if TYPE_CHECKING:
+    from typing_extensions import Required, Unpack
+
 _SMS, _COPY_ENGINE = range(2)
 
 
-def makespan_of_one_rank(plan: Plan, costs: CostOf, **conditions: Any) -> float:
+class Conditions(TypedDict, total=False):
+    """The conditions of a simulation; see `times_of_one_rank`."""
+
+    on_sms: Required[Collection[str]]
+    issue: float
+    issued: Sequence[int] | None
+    flight: float
+    run: Callable[[Work], Times]
+
+
+def makespan_of_one_rank(plan: Plan, costs: CostOf, **conditions: Unpack[Conditions]) -> float:
     """Return how long one call takes from its start on all ranks to its end, in the unit of the costs.
 
     See `times_of_one_rank` for the arguments and errors.

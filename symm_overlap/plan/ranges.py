@@ -6,6 +6,9 @@ The range of a call has a text for people, and facts: ``key=value`` pairs withou
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
 
 from .step import Step
 
@@ -27,6 +30,7 @@ def range_of(step: Step) -> str:
     return f"{STEP}{step}"
 
 
+@lru_cache(maxsize=1 << 14)
 def step_of(name: str) -> Step | None:
     """Return the step that a range is named after, without its memory; None if the range is not a step's."""
     found = _STEP.fullmatch(name.removeprefix(STEP)) if name.startswith(STEP) else None
@@ -55,10 +59,11 @@ def range_of_call(text: str, device: str, rank: int, world: int, **facts: object
     return f"{CALL}{text}; " + " ".join(f"{key}={value}" for key, value in every.items())
 
 
-def call_of(name: str) -> tuple[str, dict[str, str]] | None:
+@lru_cache(maxsize=1 << 14)
+def call_of(name: str) -> tuple[str, Mapping[str, str]] | None:
     """Return the text and the facts of the call that a range is named after; None if the range is not a call's."""
     text, separator, facts = name.rpartition("; ")
     if not separator or not text.startswith(CALL):
         return None
     pairs = (fact.partition("=") for fact in facts.split(" "))
-    return text.removeprefix(CALL), {key: value for key, _, value in pairs}
+    return text.removeprefix(CALL), MappingProxyType({key: value for key, _, value in pairs})

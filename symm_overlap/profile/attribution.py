@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from ..collective import called
 from ..plan import Step
+from ..plan.kinds import find
 from ..plan.ranges import CALL, STEP, call_of, step_of
 from .intervals import union, without
 from .recording import Activity, RecordedCall, Recording, in_order
@@ -76,7 +77,8 @@ def recordings(
         ranges: the ranges for which `is_ours` is true.
         launches: at least those that launched ``runs``.
         devices: the names of the devices, by (process, number) or by number.
-        ranks: by process, its rank in the default group, where the trace says so.
+        ranks: by process, its rank in the default group, where the trace says so. Processes are numbers if the trace
+            has several.
         source: where the trace was read from.
     """
     host = _Host(ranges, launches)
@@ -93,7 +95,8 @@ def recordings(
     found = []
     for (process, device), part in sorted(parts.items(), key=lambda item: str(item[0])):
         name = devices.get((process, device)) or devices.get(device) or f"GPU {device}"
-        found.append(part.recording("CPU" if device == _CPU else name, ranks.get(process), source))
+        number = process if isinstance(process, int) else None
+        found.append(part.recording("CPU" if device == _CPU else name, ranks.get(process), number, source))
     return found
 
 
@@ -105,6 +108,12 @@ class Within(NamedTuple):
 
     calls: tuple[Range, ...] = ()
     step: Step | None = None
+
+    @property
+    def computes(self) -> bool:
+        """Whether the step runs code of the model."""
+        record = None if self.step is None else find(self.step.kind)
+        return record is not None and record.role == "compute"
 
 
 class _Host:
@@ -121,10 +130,19 @@ class _Host:
             self._launches.setdefault((launch.process, launch.number), launch)
 
     def launched(self, run: Run) -> Within:
-        """Return the calls and the step in which an activity was launched."""
+        """Return the calls and the step in which an activity was launched.
+
+        The backward pass of a pipeline's step runs on a thread of autograd, while the thread of the step waits.
+        """
         launch = self._launches.get((run.process, run.number))
-        thread = None if launch is None else self._threads.get((launch.process, launch.thread))
-        return Within() if launch is None or thread is None else thread.at(launch.time)
+        if launch is None:
+            return Within()
+        thread = self._threads.get((launch.process, launch.thread))
+        here = Within() if thread is None else thread.at(launch.time)
+        for_others = [each for each in self._others(launch.process, launch.thread, launch.time) if each.computes]
+        if len(for_others) != 1:
+            return here
+        return Within(here.calls + for_others[0].calls, here.step if here.calls else for_others[0].step)
 
     def calls_on_cpu(self) -> Iterator[Range]:
         """Yield the calls whose tensors are on a CPU."""
@@ -132,17 +150,20 @@ class _Host:
 
     def steps_on_cpu(self) -> Iterator[tuple[Range, Within]]:
         """Yield the ranges of steps in such calls. Where other ranges are within a step, it is cut into pieces."""
-        for thread in self._threads.values():
-            for each, within in thread.pieces():
-                calls = within.calls or self._of_another_thread(each)
+        processes = {call.process for call in self.calls_on_cpu()}
+        for (process, name), thread in self._threads.items():
+            for each, within in thread.pieces() if process in processes else ():
+                calls = within.calls
+                if not calls:  # a thread that runs the steps of one stream
+                    found = self._others(process, name, each.start)
+                    calls = found[0].calls if len(found) == 1 else ()
                 if calls and _on_cpu(calls[0]):
                     yield each, within._replace(calls=calls)
 
-    def _of_another_thread(self, step: Range) -> tuple[Range, ...]:
-        """Return the calls for which another thread runs a step of one of its streams, if they can be only one's."""
-        threads = [thread for (process, _), thread in self._threads.items() if process == step.process]
-        found = [calls for calls in (thread.at(step.start).calls for thread in threads) if calls]
-        return found[0] if len(found) == 1 else ()
+    def _others(self, process: Hashable, name: Hashable, time: float) -> list[Within]:
+        """Return the calls that the other threads of a process are in at a time."""
+        others = [thread for key, thread in self._threads.items() if key[0] == process and key[1] != name]
+        return [found for found in (thread.at(time) for thread in others) if found.calls]
 
 
 class _Thread:
@@ -213,12 +234,10 @@ class _Part:
         activity = Activity(name, role, stream, start - self._zero, end - self._zero, within.step)
         self._found.append((activity, within.calls))
 
-    def recording(self, device: str, rank: int | None, source: str) -> Recording:
-        """Return the recording. If the trace does not say which rank it is, the calls of the largest group do."""
+    def recording(self, device: str, rank: int | None, process: int | None, source: str) -> Recording:
+        """Return the recording."""
         calls = sorted(self._calls, key=lambda each: (each.start, -each.end))
         index = {call: place for place, call in enumerate(calls)}
         activities = [replace(each, calls=tuple(index[call] for call in around)) for each, around in self._found]
         recorded = tuple(RecordedCall(each.name, each.start - self._zero, each.end - self._zero) for each in calls)
-        if rank is None and recorded:
-            rank = max(recorded, key=lambda call: call.fact("world")).fact("rank")
-        return Recording(device, rank, in_order(activities), recorded, source)
+        return Recording(device, rank, in_order(activities), recorded, source, process)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..collective.prediction import planned, predict, predict_steps
 from ..plan import At, Event, Step, Timeline, kind
 from ..plan.kinds import find
-from ..runtime import TRAITS, Device, costs_of
+from ..runtime import TRAITS, Device, costs_of, record_of
 from .exposure import exposure_of_call
 from .recording import Recording
 
@@ -58,8 +58,9 @@ def _span(times: tuple[float, float]) -> str:
 def compare(recording: Recording, index: int) -> Comparison | None:
     """Compare one call with its prediction.
 
-    Return None if the model does not predict such a call: it was on a CPU, or its parts did not travel by a plan in
-    chunks. The prediction is for a call that needs nothing but its result, and for links of the device's datasheet.
+    Return None if the model does not predict such a call: it was on a device without costs of its own, or its parts did
+    not travel by a plan in chunks. The prediction is for a call that needs nothing but its result, and for links of the
+    device's datasheet.
     """
     what, activities = recording.calls[index].what, recording.activities_of_calls[index]
     if what is None:
@@ -67,7 +68,7 @@ def compare(recording: Recording, index: int) -> Comparison | None:
     problem, choice = what
     rank = recording.calls[index].fact("rank")
     known = TRAITS[problem.device].costs
-    if not known or choice.whole or choice.exchange not in ("planned", "fused"):
+    if record_of(known, recording.device) is None or choice.whole or choice.exchange not in ("planned", "fused"):
         return None
     by_kernels = any(each.step is not None and each.step.kind == "wait" for each in activities)
     costs = costs_of(known, Device(recording.device, stream_waits=not by_kernels))

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 
-from .intervals import Interval, Intervals, common, total, union, without
+from .intervals import Interval, Intervals, common, total, union, within, without
 from .recording import Activity, RecordedCall, Recording
 
 MOVES = ("copy", "collective")
-_EXPOSED = {"sum": "sums", "copy": "copies", "collective": "collectives", "meet": "meets", "other": "other"}
+_EXPOSED = {"sum": "sums", "copy": "copies", "collective": "library", "meet": "waits", "other": "other"}
 
 
 @dataclass(frozen=True)
@@ -24,26 +24,27 @@ class Exposure:
 
     Attributes:
         total: from the start of the first activity to the end of the last. On a CPU, the whole call.
-        compute: when arithmetic of the model ran.
-        sums, copies, collectives, meets, other: when one of these ran, but nothing that is named before it.
+        compute: when arithmetic of the model ran. For a call on a GPU also arithmetic that the call has not launched.
+        sums, copies, library, waits, other: when one of these ran, but nothing that is named before it. "library" is
+            collectives of the vendor's library.
         idle: when nothing ran.
-        moves: when copies or collectives ran, hidden or not.
+        moving: when copies or collectives ran, hidden or not.
         hidden: when copies or collectives ran beside compute.
         first: from the start to the first compute.
         last: from the end of the last compute to the end.
         pauses: between the first copy or collective and the last, when none ran: the link was not used.
-        host: until the host had issued everything.
+        host: until the host had issued everything; 0 if that has no meaning.
     """
 
     total: float
     compute: float
     sums: float
     copies: float
-    collectives: float
-    meets: float
+    library: float
+    waits: float
     other: float
     idle: float
-    moves: float
+    moving: float
     hidden: float
     first: float
     last: float
@@ -58,20 +59,29 @@ class Exposure:
     @property
     def share_hidden(self) -> float | None:
         """The share of the time of copies and collectives that compute hid; None if nothing moved."""
-        return self.hidden / self.moves if self.moves else None
+        return self.hidden / self.moving if self.moving else None
+
+    def as_dict(self) -> dict[str, float | None]:
+        """Return all figures by their names."""
+        return {**asdict(self), "exposed": self.exposed, "share_hidden": self.share_hidden}
 
 
-def exposure(activities: Iterable[Activity], span: Interval | None = None, host: float = 0.0) -> Exposure:
+def exposure(
+    activities: Iterable[Activity], span: Interval | None = None, host: float = 0.0, beside: Intervals | None = None
+) -> Exposure:
     """Return where the time of these activities went.
 
     Args:
         span: the first and the last moment that count; by default those of the activities.
         host: see `Exposure.host`.
+        beside: when anything computes on the device, if other activities do so too.
     """
     found = list(activities)
     if span is None:
         span = min((each.start for each in found), default=0.0), max((each.end for each in found), default=0.0)
     busy = {role: _when(found, (role,), span) for role in ("compute", *_EXPOSED)}
+    if beside is not None:
+        busy["compute"] = common(within(beside, span), [span])
     compute, moving = busy["compute"], _when(found, MOVES, span)
     parts: dict[str, float] = {}
     covered = compute
@@ -83,7 +93,7 @@ def exposure(activities: Iterable[Activity], span: Interval | None = None, host:
         total=length,
         compute=total(compute),
         idle=length - total(covered),
-        moves=total(moving),
+        moving=total(moving),
         hidden=total(common(moving, compute)),
         first=compute[0][0] - span[0] if compute else length,
         last=span[1] - compute[-1][1] if compute else 0.0,
@@ -100,8 +110,9 @@ def _when(activities: Iterable[Activity], roles: Sequence[str], span: Interval) 
 def exposure_of_call(recording: Recording, index: int) -> Exposure:
     """Return where the time of one call went."""
     call, activities = recording.calls[index], recording.activities_of_calls[index]
-    span = (call.start, call.end) if recording.on_cpu else None
-    return exposure(activities, span, call.end - call.start)
+    if recording.on_cpu:
+        return exposure(activities, (call.start, call.end), call.end - call.start)
+    return exposure(activities, None, call.end - call.start, recording.compute)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 
 Interval = tuple[float, float]
@@ -39,6 +40,12 @@ def common(first: Intervals, second: Intervals) -> Intervals:
         else:
             j += 1
     return found
+
+
+def within(intervals: Intervals, span: Interval) -> Intervals:
+    """Return those intervals that have a moment in common with ``span``, without looking at all of them."""
+    first = bisect_left(intervals, span[0], key=lambda each: each[1])
+    return intervals[first : bisect_left(intervals, span[1], key=lambda each: each[0])]
 
 
 def without(first: Intervals, second: Intervals) -> Intervals:

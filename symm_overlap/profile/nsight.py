@@ -2,6 +2,9 @@
 
 The tables and columns are those of NVIDIA's "SQLite Export Schema Reference". Tables are missing if nothing of the kind
 was recorded. Ranges come from NVTX, so the program must run under `torch.autograd.profiler.emit_nvtx`.
+
+Unless asked to do otherwise, Nsight Systems records a replay of a CUDA graph as a whole. Its time counts as other work,
+since the kernels in it are not known.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Any
 
 from .attribution import Launch, Range, Run, is_ours, recordings
 from .recording import Recording
+from .roles import WHOLE_GRAPH
 
 _MILLI = 1e-6  # the database counts nanoseconds
 _COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}  # CUpti_ActivityMemcpyKind
@@ -77,6 +81,8 @@ class _Reader:
             yield _run(where, f"Memcpy {_COPIES.get(direction, '')}")
         for *where, _ in self._rows(f"{_ACTIVITY}MEMSET", *columns, "value"):
             yield _run(where, "Memset")
+        for *where, _ in self._rows(f"{_ACTIVITY}GRAPH_TRACE", *columns, "graphId"):
+            yield _run(where, WHOLE_GRAPH)
 
     def devices(self) -> dict[Hashable, str]:
         """Return the names of the GPUs, also by their numbers in each process if the database has these."""
@@ -94,4 +100,5 @@ def _process_of(thread: int | None) -> int:
 
 def _run(where: Sequence[Any], name: str) -> Run:
     process, device, stream, start, end, number = where
+    device, number = 0 if device is None else device, -1 if number is None else number
     return Run(_process_of(process), device, f"stream {stream}", start * _MILLI, end * _MILLI, name, number)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from ._torch import all_threads
 from .recording import Recording
 from .report import report
-from .torch_trace import from_torch_trace
+from .torch_trace import read_torch_trace
 
 
 class Recorded:
@@ -44,10 +45,11 @@ def record(trace: str | os.PathLike[str] | None = None) -> Iterator[Recorded]:
     that are bound by the host take longer than without it. Only one profiler of torch can record at a time.
 
     Args:
-        trace: where to write the trace too, if given: for Perfetto, or for ``symm-overlap profile``.
+        trace: where to write the trace too, if given: for Perfetto, or for ``symm-overlap profile``. It is compressed
+            if the name ends in ".gz".
 
     Raises:
-        OSError: the trace cannot be written.
+        OSError: the trace cannot be written. The recordings are complete even so.
     """
     gpus = torch.cuda.is_available()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpus else [])]
@@ -57,9 +59,10 @@ def record(trace: str | os.PathLike[str] | None = None) -> Iterator[Recorded]:
         if gpus:
             torch.cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder:
-        written = Path(folder) / "trace.json"
+        # The name's ending tells torch whether to compress the file.
+        written = Path(folder) / ("trace.json.gz" if str(trace).endswith(".gz") else "trace.json")
         profiler.export_chrome_trace(str(written))
-        text = written.read_text()
-    if trace is not None:
-        Path(trace).write_text(text)
-    recorded.recordings = from_torch_trace(json.loads(text), "this process" if trace is None else str(trace))
+        source = "this process" if trace is None else str(trace)
+        recorded.recordings = [replace(each, source=source) for each in read_torch_trace(written)]
+        if trace is not None:
+            shutil.copyfile(written, trace)

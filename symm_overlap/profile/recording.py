@@ -16,6 +16,7 @@ from ..collective.choice import Choice
 from ..collective.problem import Problem
 from ..plan import Step
 from ..plan.ranges import call_of
+from .intervals import Intervals, union
 
 ROLES = ("compute", "sum", "copy", "collective", "meet", "other")
 """What an activity does: arithmetic of the model; arithmetic that is needed only because ranks share the work, such as
@@ -84,6 +85,7 @@ class Recording:
     Attributes:
         device: the name of the device, such as "NVIDIA H200", or "CPU".
         rank: the rank in the default group, or None if the trace does not say.
+        process: the number of the process, or None if the trace is of one process.
         activities: in order of their start.
         calls: in order of their start.
         source: where it was read from.
@@ -94,11 +96,17 @@ class Recording:
     activities: tuple[Activity, ...]
     calls: tuple[RecordedCall, ...]
     source: str = ""
+    process: int | None = None
 
     @cached_property
     def on_cpu(self) -> bool:
         """Whether the ops ran on a CPU."""
         return self.device == "CPU"
+
+    @cached_property
+    def compute(self) -> Intervals:
+        """When arithmetic of the model ran on the device."""
+        return union((each.start, each.end) for each in self.activities if each.role == "compute")
 
     @cached_property
     def activities_of_calls(self) -> list[list[Activity]]:

@@ -14,11 +14,11 @@ _COLUMNS = (
     ("exposed", "exposed"),
     ("= sums", "sums"),
     ("copies", "copies"),
-    ("library", "collectives"),
-    ("waits", "meets"),
+    ("library", "library"),
+    ("waits", "waits"),
     ("other", "other"),
     ("idle", "idle"),
-    ("moving", "moves"),
+    ("moving", "moving"),
     ("hidden", "share_hidden"),
     ("pauses", "pauses"),
     ("first", "first"),
@@ -28,22 +28,28 @@ _COLUMNS = (
 
 LEGEND = """\
 milliseconds, the median of all calls of a kind
-  total    from the start of the first activity of the device to the end of the last
-  compute  when the model's arithmetic ran; all other time is exposed
+  total    on a GPU, from the start of the first activity that the call launched to the end of the last; on a CPU, from
+           the start of the call to its end
+  compute  when arithmetic of the model ran on the device; all other time is exposed
   exposed  total - compute: sums of partial results, copies, collectives of the library, waits, other work, or idle, if
            nothing ran; a moment counts for the first of these that ran
   moving   when copies or collectives ran; hidden: the share of that time beside compute; pauses: when none ran,
            between the first and the last
   first    before the first compute; last: after the last compute
-  host     until the host had issued everything"""
+  host     until the host had issued everything; on a CPU, the whole call"""
+
+
+NOTHING = "neither an activity of a GPU nor a call of symm_overlap was recorded"
 
 
 def report(recordings: Sequence[Recording], *, steps: bool = False) -> str:
-    """Return the recordings as text.
+    """Return the recordings as text: one sentence if there are none.
 
     Args:
         steps: whether to compare the steps of each kind of call with the prediction of the cost model.
     """
+    if not recordings:
+        return NOTHING
     parts = [_recording(each, steps) for each in recordings]
     if any(each.calls for each in recordings):
         parts.append(LEGEND)
@@ -52,7 +58,8 @@ def report(recordings: Sequence[Recording], *, steps: bool = False) -> str:
 
 def _recording(recording: Recording, steps: bool) -> str:
     rank = "" if recording.rank is None else f"rank {recording.rank}, "
-    lines = [f"{recording.source}: {rank}{recording.device}"]
+    process = "" if recording.process is None else f"process {recording.process}, "
+    lines = [f"{recording.source}: {rank}{process}{recording.device}"]
     if not recording.on_cpu:  # on a CPU, only the steps of calls are known, and not what the model computes
         lines += _overall(exposure(recording.activities))
     kinds = kinds_of_calls(recording)
@@ -76,12 +83,12 @@ def _overall(spent: Exposure) -> list[str]:
     share = spent.share_hidden
     moved = "nothing moved"
     if share is not None:
-        moved = f"copies and collectives {spent.moves:.3f} ms, {share:.0%} of it hidden"
-    exposed = spent.sums + spent.copies + spent.collectives + spent.meets
+        moved = f"copies and collectives {spent.moving:.3f} ms, {share:.0%} of it hidden"
+    exposed = spent.sums + spent.copies + spent.library + spent.waits
     return [
         f"  {spent.total:.3f} ms: compute {spent.compute:.3f} ms ({spent.compute / spent.total:.0%}); {moved}",
         f"  exposed communication {exposed:.3f} ms: sums {spent.sums:.3f}, copies {spent.copies:.3f}, "
-        f"collectives {spent.collectives:.3f}, waits {spent.meets:.3f}; other work {spent.other:.3f} ms, "
+        f"collectives {spent.library:.3f}, waits {spent.waits:.3f}; other work {spent.other:.3f} ms, "
         f"idle {spent.idle:.3f} ms",
     ]
 
@@ -92,7 +99,7 @@ def describe(calls: Calls) -> str:
     if what is None:
         return words
     _, choice = what
-    cut = "" if choice.whole else f", {choice.chunks} chunk{'s' * (choice.chunks > 1)}"
+    cut = "" if choice.whole or choice.path == "single" else f", {choice.chunks} chunk{'s' * (choice.chunks > 1)}"
     return f"{words}, {choice.path}{cut}"
 
 

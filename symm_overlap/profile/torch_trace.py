@@ -1,12 +1,17 @@
-"""Read a trace of torch's profiler: the JSON that `torch.profiler.profile.export_chrome_trace` writes, also gzipped."""
+"""Read a trace of torch's profiler: the JSON that `torch.profiler.profile.export_chrome_trace` writes, also gzipped.
+
+Other tools write this format too, so any part of an event may be missing or odd. Such events are left out.
+"""
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable
+import math
+import zlib
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .attribution import Launch, Range, Run, is_ours, recordings
 from .recording import Recording
@@ -15,6 +20,7 @@ _MILLI = 1e-3  # the trace counts microseconds
 _RUNS = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "runtime", "driver")
 _RANGES = ("user_annotation", "cpu_op")
+_PROCESS = "the process"  # a trace is of one; the events of a GPU have the GPU's number in place of a process
 
 
 def read_torch_trace(path: Path) -> list[Recording]:
@@ -25,63 +31,90 @@ def read_torch_trace(path: Path) -> list[Recording]:
     """
     try:
         raw = path.read_bytes()
-        trace = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
-    except (UnicodeDecodeError, ValueError, EOFError, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path} is neither JSON nor gzipped JSON: {error}") from None
+        text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8")
+        trace = json.loads(text, strict=False)  # names of kernels may have any characters
+    except (ValueError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(
+            f"{path} is neither JSON nor gzipped JSON, nor an SQLite database ({error}): give a trace that torch's "
+            "profiler has exported, or a report of Nsight Systems after nsys export --type sqlite"
+        ) from None
     if isinstance(trace, list):  # the format allows a bare list of events
         trace = {"traceEvents": trace}
-    events = trace.get("traceEvents") if isinstance(trace, dict) else None
-    if not isinstance(events, list):
-        raise ValueError(f"{path} has no traceEvents: give a trace that torch.profiler has exported")
+    if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
+        raise ValueError(f"{path} has no traceEvents: give a trace that torch's profiler has exported")
     return from_torch_trace(trace, str(path))
 
 
 def from_torch_trace(trace: dict[str, Any], source: str) -> list[Recording]:
     """Return the recordings of a trace that has been parsed. ``source`` says where it comes from."""
-    events = [each for each in trace["traceEvents"] if _is_complete(each)]
-    devices = {each["id"]: str(each.get("name", "")) for each in trace.get("deviceProperties") or ()}
-    rank = (trace.get("distributedInfo") or {}).get("rank")
-    return recordings(
-        _ranges(events), _launches(events), _runs(events), devices, {} if rank is None else {_PROCESS: rank}, source
-    )
+    events = [event for event in map(_event, trace["traceEvents"]) if event is not None]
+    devices = {each.get("id"): str(each.get("name", "")) for each in _dicts(trace.get("deviceProperties"))}
+    info = next(_dicts([trace.get("distributedInfo")]), {})
+    rank = _number(info.get("rank"))
+    ranks: dict[Hashable, int] = {} if rank is None else {_PROCESS: int(rank)}
+    return recordings(_ranges(events), _launches(events), _runs(events), devices, ranks, source)
 
 
-_PROCESS = 0  # a trace is of one process; the events of a GPU have the GPU's number in place of a process
+class _Event(NamedTuple):
+    """An event with a beginning and an end, in milliseconds."""
+
+    category: str
+    name: str
+    thread: Hashable
+    start: float
+    end: float
+    arguments: dict[str, Any]
+
+    @property
+    def number(self) -> int | None:
+        """The number that the activity of a GPU has in common with its launch."""
+        number = _number(self.arguments.get("correlation"))
+        return None if number is None else int(number)
 
 
-def _is_complete(event: Any) -> bool:
-    return isinstance(event, dict) and event.get("ph") == "X" and all(key in event for key in ("ts", "cat", "name"))
+def _event(event: Any) -> _Event | None:
+    if not isinstance(event, dict) or event.get("ph") != "X":
+        return None
+    category, name, start = event.get("cat"), event.get("name"), _number(event.get("ts"))
+    if not isinstance(category, str) or not isinstance(name, str) or start is None:
+        return None
+    length, thread = max(0.0, _number(event.get("dur")) or 0.0), event.get("tid")
+    thread = thread if isinstance(thread, (int, str)) else None
+    arguments = next(_dicts([event.get("args")]), {})
+    return _Event(category.lower(), name, thread, start * _MILLI, (start + length) * _MILLI, arguments)
 
 
-def _times(event: dict[str, Any]) -> tuple[float, float]:
-    start = float(event["ts"]) * _MILLI
-    return start, start + float(event.get("dur", 0)) * _MILLI
+def _number(value: Any) -> float | None:
+    """Return a number, which may be written as a text; None for anything else."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return found if math.isfinite(found) else None
 
 
-def _ranges(events: Iterable[dict[str, Any]]) -> Iterable[Range]:
+def _dicts(values: Any) -> Iterator[dict[str, Any]]:
+    yield from (each for each in (values if isinstance(values, list) else ()) if isinstance(each, dict))
+
+
+def _ranges(events: Sequence[_Event]) -> Iterator[Range]:
     for event in events:
-        if event["cat"] in _RANGES and is_ours(str(event["name"])):
-            yield Range(_PROCESS, event.get("tid"), *_times(event), str(event["name"]))
+        if event.category in _RANGES and is_ours(event.name):
+            yield Range(_PROCESS, event.thread, event.start, event.end, event.name)
 
 
-def _launches(events: Iterable[dict[str, Any]]) -> Iterable[Launch]:
+def _launches(events: Sequence[_Event]) -> Iterator[Launch]:
     for event in events:
-        number = _number(event)
-        if event["cat"].lower() in _LAUNCHES and number is not None:
-            yield Launch(_PROCESS, event.get("tid"), float(event["ts"]) * _MILLI, number)
+        if event.category in _LAUNCHES and event.number is not None:
+            yield Launch(_PROCESS, event.thread, event.start, event.number)
 
 
-def _runs(events: Iterable[dict[str, Any]]) -> list[Run]:
+def _runs(events: Sequence[_Event]) -> list[Run]:
     runs = []
     for event in events:
-        if event["cat"].lower() in _RUNS:
-            given, number = event.get("args") or {}, _number(event)
-            device, stream = int(given.get("device", 0)), f"stream {given.get('stream', '?')}"
-            name = str(event["name"])
-            runs.append(Run(_PROCESS, device, stream, *_times(event), name, -1 if number is None else number))
+        if event.category in _RUNS:
+            device, stream = _number(event.arguments.get("device")), event.arguments.get("stream", "?")
+            number = -1 if event.number is None else event.number
+            place = _PROCESS, int(device or 0), f"stream {stream}"
+            runs.append(Run(*place, event.start, event.end, event.name, number))
     return runs
-
-
-def _number(event: dict[str, Any]) -> int | None:
-    number = (event.get("args") or {}).get("correlation")
-    return number if isinstance(number, int) else None

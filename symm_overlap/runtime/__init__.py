@@ -4,7 +4,7 @@ each other's memory.
 
 from .backend import Backend, Traits, Workspace
 from .backends import TRAITS, backend_of
-from .costs import Device, DeviceCosts, costs_of
+from .costs import Device, DeviceCosts, costs_of, record_of
 from .group import GroupState, state_of
 from .lane import Lane, NotCapturedError, NotPreparedError
 from .lane_group import are_enqueued, lane_group, message_group, wire_device
@@ -71,6 +71,7 @@ __all__ = [
     "message_group",
     "new_symmetric",
     "ranged",
+    "record_of",
     "rendezvous",
     "state_of",
     "tensor_of",

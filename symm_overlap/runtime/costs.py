@@ -153,11 +153,16 @@ class DeviceCosts:
 
 
 def costs_of(known: tuple[DeviceCosts, ...], device: Device) -> DeviceCosts:
-    """Return the costs of a device: the record whose name is a word of the device's name, or the first record if there
-    is none. Its costs of waits depend on `Device.stream_waits`.
+    """Return the costs of a device, or those of the first known one if it has no record. Its costs of waits depend on
+    `Device.stream_waits`.
     """
-    found = next((costs for costs in known if re.search(rf"\b{costs.name}\b", device.name)), known[0])
+    found = record_of(known, device.name) or known[0]
     return _with_stream_waits(found) if device.stream_waits else found
+
+
+def record_of(known: tuple[DeviceCosts, ...], name: str) -> DeviceCosts | None:
+    """Return the record whose name is a word of a device's name; None if there is none."""
+    return next((costs for costs in known if re.search(rf"\b{costs.name}\b", name)), None)
 
 
 @lru_cache

@@ -24,7 +24,7 @@ def test_the_report_has_the_whole_trace_and_each_kind_of_call(trace: Path, capsy
     assert lines[0] == f"{trace}: rank 2, NVIDIA H100 80GB HBM3"
     assert lines[1].endswith("% of it hidden")
     assert lines[2].startswith("  exposed communication ")
-    assert lines[4] == "  all_gather_matmul() of torch.bfloat16, 4 ranks, pipelined, 1 chunk"
+    assert lines[4] == "  all_gather_matmul((1024, 4096), gather_dim=0) of torch.bfloat16, 4 ranks, pipelined, 1 chunk"
     figures = dict(zip(lines[3].replace("= sums", "sums").split(), lines[5].split(), strict=True))
     assert figures["calls"] == "2"
     total, compute, exposed = (float(figures[name]) for name in ("total", "compute", "exposed"))
@@ -41,6 +41,7 @@ def test_several_traces_of_both_profilers_are_read(
     assert main(["profile", str(trace), str(database)]) == 0
     first, second = capsys.readouterr().out.split("\n\n")[:2]
     assert first.splitlines()[1:] == second.splitlines()[1:]
+    assert second.splitlines()[0] == f"{database}: process 4711, NVIDIA H100 80GB HBM3"
 
 
 def test_steps_are_compared_with_their_prediction(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,7 +58,7 @@ def test_a_page_and_the_figures_are_written(trace: Path, tmp_path: Path, capsys:
     assert main(["profile", str(trace), "--html", str(html), "--json", str(figures)]) == 0
     assert html.read_text().count("<svg ") == 2  # measured and predicted
     (found,) = json.loads(figures.read_text())
-    assert (found["rank"], found["calls"][0]["count"]) == (2, 2)
+    assert (found["rank"], found["process"], found["calls"][0]["count"]) == (2, None, 2)
     assert found["all"]["total"] > found["calls"][0]["median_ms"]["total"] > 0
 
 
@@ -65,7 +66,7 @@ def test_a_page_and_the_figures_are_written(trace: Path, tmp_path: Path, capsys:
     ("content", "message"),
     [
         ("no trace", "neither JSON nor gzipped JSON"),
-        ('{"traceEvents": []}', "neither an activity of a GPU nor a call of ours was recorded"),
+        ('{"traceEvents": []}', "neither an activity of a GPU nor a call of symm_overlap was recorded"),
     ],
 )
 def test_another_file_is_a_mistake_in_one_line(

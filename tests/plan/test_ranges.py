@@ -9,7 +9,7 @@ import pytest
 
 from symm_overlap.collective import planners
 from symm_overlap.collective.planners.published import torch_all_gather_matmul, torch_matmul_reduce_scatter
-from symm_overlap.plan import Plan
+from symm_overlap.plan import Plan, kind
 from symm_overlap.plan.ranges import range_of, step_of
 
 TWO = {"chunks": 2, "compute": ("compute0", "compute1"), "copy": "copy", "copies": 2}
@@ -22,6 +22,7 @@ PLANS: dict[str, Callable[[int], Plan]] = {
     "reduce": lambda rank: planners.produce_all_reduce(rank, 4, **TWO),
     "reduce in one shot": lambda rank: planners.one_shot_all_reduce(rank, 4),
     "fused gather": lambda rank: planners.fused_all_gather_matmul(rank, 4, chunks=2, copies=2),
+    "fused reduce": lambda rank: planners.fused_matmul_all_reduce(rank, 4, chunks=2, copies=2),
     "fused scatter": lambda rank: planners.fused_matmul_reduce_scatter(rank, 4, chunks=2, copies=2),
     "torch's gather": lambda rank: torch_all_gather_matmul(rank, 4),
     "torch's scatter": lambda rank: torch_matmul_reduce_scatter(rank, 4),
@@ -37,6 +38,13 @@ def test_the_step_is_read_from_the_name_of_its_range(plan: str) -> None:
             assert str(read) == str(step)
             peers = step.peers if read.peers else ()  # the text of a barrier or a copy does not name them
             assert read == replace(step, reads=(), writes=(), after=(), peers=peers)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_no_two_steps_that_copy_or_compute_have_one_name(plan: str) -> None:
+    """A reader of a trace puts all activities of one name together."""
+    names = [range_of(step) for step in PLANS[plan](0).steps if kind(step.kind).role in ("copy", "compute")]
+    assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("name", ["", "aten::mm", "pull chunk 1.0 on copy", "symm_overlap step: ", "symm_overlap step"])

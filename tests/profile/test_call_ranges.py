@@ -46,7 +46,9 @@ def test_problem_choice_and_rank_are_read_from_the_name() -> None:
         "symm_overlap call: all_gather; op=all_gather m=1 n=2",
         "symm_overlap call: of the future; op=of_the_future m=1 n=1 k=1 dtype=float32 world=2 rank=0 device=cpu last=0 "
         "path=pipelined exchange=planned chunks=1 whole=0 one_shot=0 compute=compute0 copy=copy copies=1",
-        "symm_overlap call: all_gather; op=all_gather m=x n=1 k=1 dtype=decimal world=2 rank=0 device=cpu last=0",
+        "symm_overlap call: all_gather; op=all_gather m=x n=1 k=1 dtype=float32 world=2 rank=0 device=cpu last=0",
+        "symm_overlap call: all_gather; op=all_gather m=1 n=1 k=1 dtype=decimal world=2 rank=0 device=cpu last=0",
+        "symm_overlap call: all_gather; op=all_gather m=1 n=1 k=1 dtype=float32 world=0 rank=0 device=cpu last=0",
     ],
 )
 def test_other_names_are_not_calls(name: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from symm_overlap.profile import Activity, RecordedCall, Recording, exposure, exposure_of_call, kinds_of_calls
 from symm_overlap.profile.recording import ROLES
 
-ORDER = dict(zip(ROLES, ("compute", "sums", "copies", "collectives", "meets", "other"), strict=True))
+ORDER = dict(zip(ROLES, ("compute", "sums", "copies", "library", "waits", "other"), strict=True))
 
 
 def act(role: str, start: float, end: float, call: int | None = None) -> Activity:
@@ -37,7 +37,7 @@ def test_every_moment_counts_once_for_the_first_role_that_ran(seed: int) -> None
         spent = exposure(found)
         assert {name: getattr(spent, name) for name in counted} == counted
         assert spent.total == end - begin == spent.compute + spent.exposed
-        assert (spent.moves, spent.hidden) == (len(moving), hidden)
+        assert (spent.moving, spent.hidden) == (len(moving), hidden)
         assert spent.share_hidden == (hidden / len(moving) if moving else None)
         assert spent.first == (min(computing) - begin if computing else end - begin)
         assert spent.last == (end - 1 - max(computing) if computing else 0)
@@ -57,6 +57,17 @@ def test_on_a_cpu_the_whole_call_counts_and_on_a_gpu_its_activities() -> None:
     assert (on_gpu.total, on_gpu.idle, on_gpu.host) == (6, 0, 10)
     on_cpu = exposure_of_call(Recording("CPU", 0, activities, calls), 0)
     assert (on_cpu.total, on_cpu.idle, on_cpu.first, on_cpu.last) == (10, 4, 3, 2)
+
+
+def test_on_a_gpu_whatever_computes_hides_a_copy() -> None:
+    activities = act("compute", 0, 50), act("compute", 100, 110), act("copy", 102, 106, 0), act("compute", 200, 210)
+    calls = (RecordedCall("a call", 90, 95),)
+    spent = exposure_of_call(Recording("NVIDIA H100", 0, activities, calls), 0)
+    assert (spent.total, spent.compute, spent.exposed, spent.share_hidden) == (4, 4, 0, 1)
+    activities = act("compute", 100, 103), act("copy", 102, 106, 0), act("compute", 105, 110)
+    spent = exposure_of_call(Recording("NVIDIA H100", 0, activities, calls), 0)
+    assert (spent.total, spent.compute, spent.exposed, spent.hidden) == (4, 2, 2, 2)
+    assert spent.as_dict()["share_hidden"] == 0.5
 
 
 def test_calls_of_one_name_are_one_kind_with_the_median_of_each_figure() -> None:

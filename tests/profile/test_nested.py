@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from symm_overlap.pipeline import kinds  # noqa: F401 (registers the kinds of a pipeline's steps)
 from symm_overlap.plan import Step
 from symm_overlap.plan.ranges import range_of, range_of_call
 from symm_overlap.profile import exposure_of_call
@@ -28,12 +27,9 @@ def ranges(device: str) -> list[Range]:
 def test_on_a_cpu_a_step_lasts_except_for_the_calls_within_it() -> None:
     (recording,) = recordings(ranges("cpu"), [], [], {}, {}, "")
     outer, inner = recording.calls
-    assert (outer.text, inner.text, outer.fact("rank"), inner.fact("world"), recording.rank) == (
-        *("pipeline step", "an op"),
-        *(1, 4, 3),
-    )
+    assert (outer.text, inner.text, outer.fact("rank"), inner.fact("world")) == ("pipeline step", "an op", 1, 4)
     spent = exposure_of_call(recording, 0)
-    assert (spent.total, spent.compute, spent.copies, spent.meets) == (130, 30 + 20 + 30, 10, 15)
+    assert (spent.total, spent.compute, spent.copies, spent.waits) == (130, 30 + 20 + 30, 10, 15)
     assert spent.idle == 10 + 5 + 5 + 5  # before the forward, in the op outside of its steps, and after the last step
     spent = exposure_of_call(recording, 1)
     assert (spent.total, spent.compute, spent.copies, spent.idle) == (40, 20, 10, 10)
@@ -57,6 +53,24 @@ def test_on_a_gpu_an_activity_belongs_to_the_innermost_step_and_to_all_calls_aro
         ("compute", (), None),
     ]
     assert [len(each) for each in recording.activities_of_calls] == [6, 3]
+
+
+def test_a_backward_pass_on_a_gpu_runs_on_a_thread_of_autograd() -> None:
+    """The thread of the pipeline waits in the range of the step. An op inside has its ranges on autograd's thread."""
+    everything = [
+        of(range_of_call("pipeline step", "cuda", 0, 2), 0, 100),
+        of(range_of(Step("B", "compute", chunk=(0, 0))), 10, 60),
+        of(range_of(Step("SEND_B", "compute", chunk=(0, 0), peers=(1,))), 60, 90),
+        of(range_of_call("an op", "cuda", 0, 4), 30, 40, "autograd"),
+        of(range_of(Step("pull", "copy", chunk=(2, 0))), 31, 39, "autograd"),
+    ]
+    times = ((20, "autograd"), (35, "autograd"), (70, "loader"), (95, "loader"))
+    launches = [Launch("process", thread, time, number) for number, (time, thread) in enumerate(times)]
+    names = "gemm", "Memcpy PtoP", "Memcpy HtoD", "Memcpy HtoD"
+    runs = [Run("process", 0, "stream 7", 200 + 10 * n, 205 + 10 * n, name, n) for n, name in enumerate(names)]
+    (recording,) = recordings(everything, launches, runs, {}, {}, "")
+    found = [(each.role, each.calls, each.step.kind if each.step else None) for each in recording.activities]
+    assert found == [("compute", (0,), "B"), ("copy", (1, 0), "pull"), ("other", (), None), ("other", (), None)]
 
 
 def test_another_thread_may_run_the_steps_of_a_stream() -> None:

@@ -67,7 +67,7 @@ def waits_for_a_late_rank(me: Rank, lane: int) -> tuple[float, float]:
             symm_overlap.all_reduce(x, "sum", me.group)
     (recording,) = recorded.recordings
     spent = exposure_of_call(recording, 1)
-    return spent.total, spent.meets
+    return spent.total, spent.waits
 
 
 def test_the_time_until_a_late_rank_comes_is_exposed_as_waiting(ranks: Pool, fresh_lane: Callable[[], int]) -> None:
@@ -115,6 +115,15 @@ def calls_alone(me: Rank) -> str:
 def test_a_rank_without_peers_has_no_steps(ranks: Pool) -> None:
     (text,) = ranks.run(1, calls_alone)
     assert "no steps of calls of symm_overlap were recorded" in text
+
+
+def test_a_file_that_cannot_be_written_loses_no_recording(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), record(tmp_path / "none" / "trace.json") as recorded:
+        pass
+    assert str(recorded) == "neither an activity of a GPU nor a call of symm_overlap was recorded"
+    with record(tmp_path / "trace.json.gz"):
+        torch.ones(2)
+    assert (tmp_path / "trace.json.gz").read_bytes()[:2] == b"\x1f\x8b"
 
 
 def test_nothing_is_recorded_outside_of_a_profiler() -> None:

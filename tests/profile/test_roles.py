@@ -11,6 +11,7 @@ import torch
 import symm_overlap
 from symm_overlap.collective.problem import problem
 from symm_overlap.plan import Step
+from symm_overlap.plan.ranges import range_of
 from symm_overlap.profile.roles import role_of
 
 OURS = "void symm_overlap::cuda::(anonymous namespace)::{}(symm_overlap::cuda::Lane, unsigned int)"
@@ -24,6 +25,10 @@ MATMUL, SUM = (problem(op, 64, 32, 16, torch.float32, 2, "cuda") for op in ("all
         ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", "collective"),
         ("void rcclGenericKernel<1, false>(ncclDevComm*)", "collective"),
         ("void one_shot_all_reduce_kernel<c10::BFloat16, 16, 8>(...)", "collective"),
+        ("nvshmemi_transfer_rma_block", "collective"),
+        ("void c10d::symmetric_memory::allToAllV(...)", "collective"),
+        ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(...)", "collective"),
+        ("void deep_ep::internode::dispatch<...>(...)", "collective"),
         ("void multimem_all_gather_kernel<16>(char*, char*, ...)", "collective"),
         ("c10d::symmetric_memory::barrier_kernel(unsigned int**, int, int, int, unsigned long)", "meet"),
         ("Memcpy PtoP (Device -> Device)", "copy"),
@@ -93,11 +98,39 @@ def test_the_list_of_our_kernels_is_complete() -> None:
     }.items(),
 )
 def test_a_step_decides_whatever_the_activity_is_called(kind: str, role: str) -> None:
-    assert role_of("Memcpy DtoD (Device -> Device)", Step(kind, "copy"), MATMUL) == role
+    assert role_of("ncclDevKernel_AllReduce", Step(kind, "copy"), MATMUL) == role
 
 
 def test_an_op_without_a_matmul_produces_by_copying() -> None:
     assert role_of("a kernel", Step("produce", "compute0"), SUM) == "copy"
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        ("gemm", "compute"),
+        ("ncclDevKernel_AllReduce", "collective"),
+        ("Memcpy HtoD (Pinned -> Device)", "other"),
+        ("Memcpy PtoP (Device -> Device)", "copy"),
+        (range_of(Step("F", "compute", chunk=(0, 0))), "compute"),
+    ],
+)
+def test_a_forward_of_a_pipeline_runs_any_code(name: str, role: str) -> None:
+    assert role_of(name, Step("F", "compute", chunk=(0, 0)), None) == role
+
+
+def test_a_send_of_a_pipeline_copies_and_signals() -> None:
+    send = Step("SEND_F", "compute", peers=(1,))
+    assert role_of("Memcpy PtoP (Device -> Device)", send, None) == "copy"
+    assert role_of(OURS.format("signal_kernel"), send, None) == "meet"
+    assert (
+        role_of(range_of(Step("RECV_B", "compute", peers=(1,))), Step("RECV_B", "compute", peers=(1,)), None) == "meet"
+    )
+
+
+def test_a_step_of_an_unknown_kind_on_a_cpu_is_not_compute() -> None:
+    step = Step("of another version", "compute")
+    assert role_of(range_of(step), step, None) == "other"
 
 
 def test_within_a_call_of_ours_a_copy_on_the_device_is_a_copy() -> None:

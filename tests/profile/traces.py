@@ -16,7 +16,9 @@ from symm_overlap.collective.planners import all_gather_consume
 from symm_overlap.collective.problem import problem
 from symm_overlap.plan.ranges import range_of
 
-PROBLEM = problem("all_gather_matmul", 4096, 2048, 4096, torch.bfloat16, 4, "cuda")
+PROBLEM = problem(
+    "all_gather_matmul", 4096, 2048, 4096, torch.bfloat16, 4, "cuda", arguments=((1024, 4096), ("gather_dim", 0))
+)
 CHOICE = Choice("pipelined", "planned", "", compute=("compute0", "compute1"), copy="copy")
 RANK = 2
 KERNEL = {

@@ -50,7 +50,7 @@ def called(name: str) -> tuple[Problem, Choice] | None:
     found = call_of(name)
     try:
         return None if found is None else _read(found[1])
-    except (KeyError, ValueError, AttributeError):
+    except (KeyError, ValueError, AttributeError, ZeroDivisionError):
         return None
 
 

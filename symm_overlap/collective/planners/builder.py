@@ -89,14 +89,17 @@ class CollectiveBuilder(Builder):
         streams = self._copy_streams
         return self._turns.setdefault(owner, streams[len(self._turns) % len(streams)])
 
-    def pull(self, chunk: tuple[int, int], target: Region, *sources: Region, after: Iterable[int] = ()) -> int:
+    def pull(
+        self, chunk: tuple[int, int], target: Region, *sources: Region, after: Iterable[int] = (), label: str = ""
+    ) -> int:
         """Copy a chunk on its owner's copy stream, from ``sources[0]`` (any rank's memory) to ``target`` (this rank's).
 
         Return the index of the step. Further sources are regions that the copy also reads, such as the offset at which
         the first one begins.
         """
+        peers = [sources[0].rank]
         return self.move(
-            PULL, chunk[0], reads=sources, writes=[target], after=after, peers=[sources[0].rank], chunk=chunk
+            PULL, chunk[0], reads=sources, writes=[target], after=after, peers=peers, chunk=chunk, label=label
         )
 
     def move(self, kind: str, owner: int, *, after: Iterable[int] = (), **fields: Any) -> int:

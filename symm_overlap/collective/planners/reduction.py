@@ -174,4 +174,5 @@ class Reduction:
         waits = plan.wait(plan.copy, plan.peers, _REDUCED + turn, after=after, chunk=chunk, label="[reduced]")
         for owner in plan.peers:
             chunk = (owner, piece)
-            plan.pull(chunk, plan.here("output", plan.unit(*chunk)), self.reduced(owner, piece), after=waits)
+            target = plan.here("output", plan.unit(*chunk))
+            plan.pull(chunk, target, self.reduced(owner, piece), after=waits, label="[reduced]")

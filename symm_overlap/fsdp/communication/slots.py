@@ -172,11 +172,7 @@ class Slots:
         """
         self._require_possible()
         settings, lane = in_backward(self._settings), self.lane
-        with around(
-            lambda: range_of_call(
-                self.op, lane.device.type, self.rank, self.world, nbytes=sum(each.nbytes for each in outputs)
-            )
-        ):
+        with around(lambda: self._range(outputs)):
             lane.run(
                 self.op,
                 lambda parity: self._issue(plan, bind(), settings),
@@ -189,6 +185,10 @@ class Slots:
         event = self._done[self.slot] = self._current_stream().record_event()
         self.turn += 1
         return event
+
+    def _range(self, outputs: Sequence[Tensor]) -> str:
+        text = f"{self.op}, output of {sum(each.nbytes for each in outputs)} bytes"
+        return range_of_call(text, self.lane.device.type, self.rank, self.world)
 
     def _issue(self, plan: Plan, bound: Bound, settings: Settings) -> None:
         workspace, streams = self.lane.workspace, self.lane.streams

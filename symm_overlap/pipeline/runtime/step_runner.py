@@ -246,6 +246,7 @@ class StepRunner:
         table: Table = ranged({**run.table(), **meets})
         for transform in current().transforms:
             table = transform(plan, table)
-        with around(lambda: range_of_call(OP, self._device.type, plan.rank, plan.world, steps=len(plan.steps))):
+        text = f"{OP} of {len(plan.steps)} actions"
+        with around(lambda: range_of_call(text, self._device.type, plan.rank, plan.world)):
             execute(plan, table, streams)
             run.conclude()
