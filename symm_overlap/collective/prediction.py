@@ -25,7 +25,7 @@ from .planners import (
     produce_all_reduce,
     produce_reduce_scatter,
 )
-from .planners.kinds import POLL, RAISE, TILES
+from .planners.kinds import POLL, PUBLISH, RAISE, TILES
 from .plans import gather_plan, reduction_plan
 from .problem import Problem
 
@@ -132,15 +132,17 @@ def predict_steps(problem: Problem, costs: DeviceCosts, plan: Plan, chunks: int)
 def _conditions(plan: Plan, costs: DeviceCosts) -> Conditions:
     """Return the conditions under which the steps of a plan run; see `times_of_one_rank`."""
     issue, flight = costs.host * _MILLI, costs.flag * _MILLI
-    return {"on_sms": on_sms(plan, costs), "issue": issue, "issued": issued(plan), "flight": flight}
+    return {"on_sms": on_sms(plan), "issue": issue, "issued": issued(plan), "flight": flight}
 
 
-def on_sms(plan: Plan, costs: DeviceCosts) -> frozenset[str]:
-    """Return the kinds of steps of a plan that are kernels and occupy SMs."""
-    computing = {name for name in plan.kinds if kind(name).occupies == "SMs"}
-    # A persistent kernel leaves an SM free for small kernels.
-    small = {"signal"} if TILES in plan.kinds else set()
-    return costs.kernels - small | computing
+def on_sms(plan: Plan) -> frozenset[str]:
+    """Return the kinds of steps of a plan that occupy the SMs: matmuls, sums, and copies within a GPU.
+
+    Signals and barriers may be kernels too. They are so small that they start beside a matmul as soon as one of its
+    tiles ends. If they had to wait for the matmul, sums by torch's plan, with 16 barriers, would take up to 1.24 times
+    as long as they took on an H200. This predicts 0.86 to 1.04 of that time.
+    """
+    return frozenset({PUBLISH, *(name for name in plan.kinds if kind(name).occupies == "SMs")})
 
 
 def _last_tiles(plan: Plan) -> Step | None:

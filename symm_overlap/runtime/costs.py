@@ -65,7 +65,6 @@ class DeviceCosts:
         host: the time in which the host issues one operation.
         library: bytes a second that a rank receives by kernels, such as those of the vendor's collectives;
             library_start: the additional time of each of the vendor's collectives.
-        kernels: the kinds of steps, besides those that compute, that are kernels. They need the SMs for a moment.
         held: the number of SMs that a wait takes away from the matmuls beside it.
         pieces: the rate of a series of matmuls, one for each chunk, as a share of the rate of one matmul of them all.
         fused: the rate of the persistent matmul of the path ``fused``, as a share of the library's rate.
@@ -88,7 +87,6 @@ class DeviceCosts:
     host: float
     library: float
     library_start: float
-    kernels: frozenset[str]
     held: int
     pieces: float
     fused: float
@@ -167,6 +165,5 @@ def record_of(known: tuple[DeviceCosts, ...], name: str) -> DeviceCosts | None:
 
 @lru_cache
 def _with_stream_waits(costs: DeviceCosts) -> DeviceCosts:
-    # Cached, so that it is the same object each time: records are looked up by identity. A signal to many peers is a
-    # kernel even so. It takes as long as another signal; what it takes from other kernels is neglected.
-    return replace(costs, wait=costs.stream_wait, held=0, kernels=costs.kernels - {"signal"})
+    # Cached, so that it is the same object each time: records are looked up by identity.
+    return replace(costs, wait=costs.stream_wait, held=0)

@@ -40,7 +40,6 @@ PLAIN = DeviceCosts(
     host=1 / 1024,
     library=1e5,
     library_start=2.0,
-    kernels=frozenset({"publish", "signal", "barrier"}),
     held=1,
     pieces=1.0,
     fused=0.5,

@@ -57,8 +57,6 @@ def _gpu(
         host=1e-6,  # issued from C++
         library=_BY_KERNEL * link * 1e9,
         library_start=15e-6,
-        # Copies within a GPU run on its SMs too.
-        kernels=frozenset({"publish", "signal", "barrier"}),
         held=1,  # by a kernel that polls
         pieces=0.93,
         fused=fused or 0.95,  # a goal where it was not measured
