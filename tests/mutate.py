@@ -111,6 +111,13 @@ TESTS: dict[str, list[str]] = {
         f"plan/{name}.py": ["tests/plan/test_engine.py", "tests/plan/test_simulate.py"]
         for name in ("engine", "work", "simulate")
     },
+    "plan/ranges.py": ["tests/plan/test_ranges.py", "tests/profile/test_nested.py"],
+    "collective/exchange/ranges.py": ["tests/profile/test_call_ranges.py", "tests/profile/test_record.py"],
+    "profile": [
+        *(f"tests/profile/test_{name}.py" for name in ("intervals", "exposure", "roles", "readers", "nested")),
+        "tests/cli/test_profile.py",
+        "tests/profile/test_record.py",
+    ],
     "runtime/cpu/sliced_matmul.py": ["tests/collective/test_sliced_matmul.py"],
     "runtime/cpu/outputs.py": ["tests/runtime/test_outputs.py"],
     "runtime": [

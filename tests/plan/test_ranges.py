@@ -10,7 +10,7 @@ import pytest
 from symm_overlap.collective import planners
 from symm_overlap.collective.planners.published import torch_all_gather_matmul, torch_matmul_reduce_scatter
 from symm_overlap.plan import Plan, kind
-from symm_overlap.plan.ranges import range_of, step_of
+from symm_overlap.plan.ranges import call_of, range_of, range_of_call, step_of
 
 TWO = {"chunks": 2, "compute": ("compute0", "compute1"), "copy": "copy", "copies": 2}
 PLANS: dict[str, Callable[[int], Plan]] = {
@@ -45,6 +45,16 @@ def test_no_two_steps_that_copy_or_compute_have_one_name(plan: str) -> None:
     """A reader of a trace puts all activities of one name together."""
     names = [range_of(step) for step in PLANS[plan](0).steps if kind(step.kind).role in ("copy", "compute")]
     assert len(names) == len(set(names))
+
+
+def test_a_call_is_read_from_the_name_of_its_range() -> None:
+    name = range_of_call("an op; with (1, 2)", "cuda", 3, 8, path="fused", chunks=2)
+    assert call_of(name) == (
+        "an op; with (1, 2)",
+        {"device": "cuda", "rank": "3", "world": "8", "path": "fused", "chunks": "2"},
+    )
+    for other in ("", "an op; device=cuda", "symm_overlap call: an op", "symm_overlap step: a; b=c"):
+        assert call_of(other) is None
 
 
 @pytest.mark.parametrize("name", ["", "aten::mm", "pull chunk 1.0 on copy", "symm_overlap step: ", "symm_overlap step"])

@@ -13,9 +13,13 @@ from typing import Any
 
 import pytest
 
+from symm_overlap.collective.prediction import predict
+from symm_overlap.plan import Step
+from symm_overlap.plan.ranges import range_of
 from symm_overlap.profile import Recording, exposure, kinds_of_calls, page, read, report
 from symm_overlap.profile.compare import compare, measured_timeline
-from tests.profile.traces import CHOICE, PROBLEM, chrome, nsight, program, write_chrome
+from symm_overlap.runtime import TRAITS, Device, costs_of
+from tests.profile.traces import CHOICE, PROBLEM, Ran, Ranged, chrome, nsight, program, write_chrome
 
 
 def one(path: Path) -> Recording:
@@ -104,6 +108,48 @@ def test_two_processes_in_one_database_are_two_recordings(tmp_path: Path) -> Non
             database.execute(f"INSERT INTO main.{table} SELECT * FROM other.{table}")
         database.commit()
     assert [(each.process, len(each.calls)) for each in read(first)] == [(11, 2), (12, 3)]
+
+
+def test_copies_and_fills_of_nsight_have_their_names(tmp_path: Path) -> None:
+    path = tmp_path / "trace.sqlite"
+    nsight(path, *program(1))
+    before = {each.name for each in one(path).activities}
+    columns = "start, end, deviceId, contextId, streamId, correlationId, globalPid"
+    with closing(sqlite3.connect(path)) as database:
+        place = 1, 9, 0, 1, 7, None, (1 << 56) | (4711 << 24)
+        for kind in (1, 2, 8, 9, 10, 77):
+            database.execute(
+                "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?, ?, ?, ?, ?, ?, ?, 4, ?)", (*place, kind)
+            )
+        database.execute(f"CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET ({columns}, value INTEGER)")
+        database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_MEMSET VALUES (?, ?, ?, ?, ?, ?, ?, 0)", place)
+        database.commit()
+    roles = {each.name: each.role for each in one(path).activities if not each.calls and each.start == 0}
+    assert set(roles) - before == {"Memcpy HtoD", "Memcpy DtoH", "Memcpy HtoH", "Memcpy PtoP", "Memcpy ", "Memset"}
+    assert [name for name, role in roles.items() if role != "other"] == ["Memcpy PtoP"]
+
+
+def test_the_prediction_is_for_kernels_that_wait_if_kernels_have_waited(tmp_path: Path) -> None:
+    ran, ranges = program(1)
+    path = tmp_path / "trace.json"
+    write_chrome(path, ran, ranges)
+    by_memory = compare(one(path), 0)
+    wait = range_of(Step("wait", "copy", peers=(3,), channel=0, chunk=(3, 0), label="[ready]"))
+    first = ranges[0]
+    begun = ranges[-1]._replace(start=first.start - 5)
+    write_chrome(
+        path,
+        [*ran, Ran("wait_kernel", 17, first.start - 1, 1000, 1001)],
+        [*ranges[:-1], begun, Ranged(wait, first.start - 2, first.start)],
+    )
+    by_kernels = compare(one(path), 0)
+    assert by_memory is not None
+    assert by_kernels is not None
+    assert by_kernels.predicted != by_memory.predicted
+    known = TRAITS["cuda"].costs
+    for found, stream_waits in ((by_memory, True), (by_kernels, False)):
+        costs = costs_of(known, Device("NVIDIA H100", stream_waits=stream_waits))
+        assert found.predicted == predict(PROBLEM, costs, CHOICE).total
 
 
 def test_an_unknown_gpu_has_no_prediction(tmp_path: Path) -> None:
