@@ -36,7 +36,7 @@ from bench.emulation.targets import emulated_verdicts
 from bench.harness import memory, shapes
 from bench.harness.case import OPS, Case
 from bench.harness.environment import environment
-from bench.harness.exposed import LEGEND, exposed_table
+from bench.harness.exposed import LEGEND, Profiling, exposed_table
 from bench.harness.launch import Rank, first_rank, launch, leave, under_torchrun
 from bench.harness.report import case_table, environment_lines, memory_header, memory_line
 from bench.harness.run_case import run_case
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _measured(options: argparse.Namespace, cases: Sequence[Case]) -> dict[str, Any]:
     """Measure real ranks on this host."""
-    given = options.methods, options.graph, options.rounds, options.seed, options.exposed, options.traces
+    given = options.methods, options.graph, options.rounds, options.seed, _profiling(options)
     rows = launch(_run, options.world, options.device, cases, *given, threads=options.threads)[0]
     sizes = [] if options.no_memory or under_torchrun() else _memory(options, cases)
     found = [] if options.graph else speed_verdicts(rows) + memory_verdicts(sizes)
@@ -104,7 +104,7 @@ def _emulated(options: argparse.Namespace, cases: Sequence[Case]) -> dict[str, A
         methods = _methods(EMULATED, options.methods, options.graph)
         rows, reached = run_emulated(
             *(options.emulate, options.device, link, cases, methods, options.rounds, options.seed),
-            *(options.exposed, options.traces),
+            _profiling(options),
         )
     finally:
         torch.set_num_threads(threads)
@@ -113,6 +113,10 @@ def _emulated(options: argparse.Namespace, cases: Sequence[Case]) -> dict[str, A
     none = _none(options, "the methods that the targets compare were not timed")
     print("\n".join(str(one) for one in found) or none)
     return {"rows": rows, "memory": [], "link": reached, "targets": [one.as_dict() for one in found]}
+
+
+def _profiling(options: argparse.Namespace) -> Profiling | None:
+    return Profiling(options.traces, options.nvtx) if options.exposed or options.nvtx else None
 
 
 def _none(options: argparse.Namespace, reason: str) -> str:
@@ -163,6 +167,9 @@ def _parser() -> argparse.ArgumentParser:
         "--exposed", action="store_true", help="also record calls with torch's profiler, and show what is exposed"
     )
     parser.add_argument(
+        "--nvtx", action="store_true", help="also make calls in NVTX ranges, for a run under Nsight Systems"
+    )
+    parser.add_argument(
         "--traces", type=Path, metavar="FOLDER", help="with --exposed: write the traces, for symm-overlap profile"
     )
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of each rank (default 1)")
@@ -180,10 +187,12 @@ def _cases(options: argparse.Namespace) -> list[Case]:
         raise ValueError(
             f"--graph {options.graph} --device {options.device}: give --graph 1 or more, with --device cuda"
         )
-    if options.exposed and options.graph is not None:
+    if (options.exposed or options.nvtx) and options.graph is not None:
         raise ValueError(
-            "--exposed needs the ranges of calls, and replays of a CUDA graph have none: leave out --graph"
+            "a profiler needs the ranges of calls, and replays of a CUDA graph have none: leave out --graph"
         )
+    if options.nvtx and (options.exposed or options.device != "cuda"):
+        raise ValueError("--nvtx is for Nsight Systems: give it with --device cuda, and without --exposed")
     if options.traces is not None:
         if not options.exposed:
             raise ValueError("--traces writes what --exposed has recorded: give --exposed too")
@@ -225,21 +234,20 @@ def _run(
     graph: int | None,
     rounds: int,
     seed: int,
-    exposed: bool,
-    traces: Path | None,
+    profiling: Profiling | None,
 ) -> list[dict[str, Any]]:
     """Run all cases on one rank and return the rows. Rank 0 prints each table as soon as its case is done."""
     rows: list[dict[str, Any]] = []
     methods = _methods(METHODS, names, graph)
     titles = {method.name: method.title for method in methods}
     for case in cases:
-        found = run_case(rank, case, methods, rounds, seed, issue=under_torchrun(), exposed=exposed, traces=traces)
+        found = run_case(rank, case, methods, rounds, seed, issue=under_torchrun(), profiling=profiling)
         rows += found
         if rank.rank == 0:
             by_method = {row["method"]: row for row in found}
             print(f"\n{case}", case_table(by_method, titles), sep="\n", flush=True)
-            if exposed:
-                print(exposed_table(by_method, titles), flush=True)
+            if table := exposed_table(by_method, titles):
+                print(table, flush=True)
     return rows
 
 

@@ -197,6 +197,21 @@ def _checks(python: str, lacks_pytest: str) -> list[Part]:
     ]
 
 
+def _nsight(python: str) -> Part:
+    """Return the part that shows what is exposed in a report of Nsight Systems."""
+    matmul = f"{python} -m bench.collective_matmul --device cuda --emulate 8 --shapes 8192,3584,4096 --rounds 1 --nvtx"
+    methods = " ".join(_PROFILED)
+    program = f"""
+        set -e
+        report=$(mktemp -d)/report
+        nsys profile -t cuda,nvtx -o $report {matmul} --methods {methods}
+        nsys export --type sqlite -o $report.sqlite $report.nsys-rep
+        {python} -m symm_overlap.cli profile $report.sqlite --json {RESULT}
+    """
+    dry = [python, "-m", "symm_overlap.cli", "profile", "--help"]
+    return Part("nsight", ["bash", "-c", program], dry, needs="" if shutil.which("nsys") else "there is no nsys")
+
+
 def _benchmarks(python: str, gpus: int) -> list[Part]:
     matmul, cpu = (
         [python, "-m", "bench.collective_matmul"],
@@ -239,6 +254,7 @@ def _benchmarks(python: str, gpus: int) -> list[Part]:
         ),
         emulated("emulate_llama", "--shapes", "llama"),
         emulated("exposed_llama", "--shapes", "llama", "--rounds", "1", "--exposed", "--methods", *_PROFILED),
+        _nsight(python),
         emulated("emulate_gpt3", "--shapes", "gpt3"),
         emulated("emulate_small", "--shapes", "small", "ragged"),
         emulated("emulate_graphs", "--shapes", "decode", "--ops", "ar", "--graph", "20"),

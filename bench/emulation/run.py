@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from bench.emulation.link import TOLERANCE, Link, link_line
 from bench.emulation.phantoms import PhantomMemory
 from bench.emulation.rank import EmulatedRank, emulated
 from bench.harness.case import Case
-from bench.harness.exposed import exposed_table
+from bench.harness.exposed import Profiling, exposed_table
 from bench.harness.report import bound_ms, case_table, fastest_matmul
 from bench.harness.run_case import run_case
 from bench.methods.emulated import copied_bytes
@@ -31,8 +30,7 @@ def run_emulated(
     methods: Sequence[Method],
     rounds: int,
     seed: int,
-    exposed: bool = False,
-    traces: Path | None = None,
+    profiling: Profiling | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Run and print all cases. Return their rows and the result of `measure_link`.
 
@@ -46,7 +44,7 @@ def run_emulated(
         print(f"\nemulated: 1 real rank and {world - 1} phantoms; link {link_line(reached)}", flush=True)
         for case in cases:
             try:
-                found = run_case(rank, case, methods, rounds, seed, issue=True, exposed=exposed, traces=traces)
+                found = run_case(rank, case, methods, rounds, seed, issue=True, profiling=profiling)
             except (Exception, KeyboardInterrupt) as error:
                 traceback.print_exc()
                 reached["stopped"] = f"{case}: {type(error).__name__}: {error}"
@@ -57,8 +55,8 @@ def run_emulated(
             by_method = {row["method"]: row for row in found}
             print(f"\nemulated, link {link.name}: {case}", case_table(by_method, titles), sep="\n", flush=True)
             print(_bound_line(case, by_method), flush=True)
-            if exposed:
-                print(exposed_table(by_method, titles), flush=True)
+            if table := exposed_table(by_method, titles):
+                print(table, flush=True)
     return rows, reached
 
 

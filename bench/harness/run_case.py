@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ import torch
 from bench.harness import NotAvailableError
 from bench.harness.case import Case, inputs, reference
 from bench.harness.check import Checked, error_bound, first_difference, poisoned_empty, relative_error
-from bench.harness.exposed import exposures
+from bench.harness.exposed import Profiling, exposures
 from bench.harness.launch import Rank
 from bench.harness.timing import Timed, issue_times, over_ranks, time_methods
 from bench.methods.method import Method, Prepared
@@ -25,15 +24,13 @@ def run_case(
     seed: int,
     *,
     issue: bool = False,
-    exposed: bool = False,
-    traces: Path | None = None,
+    profiling: Profiling | None = None,
 ) -> list[dict[str, Any]]:
     """Return the rows of one case, in the order of `methods`. Every rank returns the same rows.
 
     Args:
         issue: whether the rows also contain the times of `issue_times`.
-        exposed: whether they also contain what is exposed on rank 0; see `bench.harness.exposed`.
-        traces: where to write the traces for this, if given.
+        profiling: if given, how calls are recorded, so that the rows contain what is exposed on rank 0.
     """
     a, b = inputs(case, rank.rank, "normal", rank.device)
     ready: dict[str, Prepared] = {}
@@ -50,7 +47,7 @@ def run_case(
     timed = {name: Timed(prepared.call, prepared.around, prepared.operations) for name, prepared in ready.items()}
     samples = rank.all(time_methods(rank, timed, rounds, seed=seed))
     issued = rank.all(issue_times(rank, timed, min(20, rounds))) if issue else []
-    shown = rank.all(exposures(rank, timed, traces, _file_name(case)))[0] if exposed else {}
+    shown = rank.all(exposures(rank, timed, profiling, _file_name(case)))[0] if profiling else {}
     rows = []
     for name, reason in reasons.items():
         row: dict[str, Any] = {**case.key(), "method": name, "label": case.label}

@@ -23,7 +23,10 @@ from bench.emulation.link import HostPacer, Link, across, pieces
 from bench.emulation.mirror import ControlMemory, HostSignals
 from bench.emulation.rank import emulated
 from bench.emulation.targets import emulated_verdicts
+from bench.harness import exposed
 from bench.harness.case import Case, inputs, reference
+from bench.harness.launch import Rank
+from bench.harness.timing import Timed
 from bench.methods.emulated import METHODS
 from symm_overlap import _C
 from symm_overlap.collective.planners import (
@@ -94,11 +97,33 @@ def test_what_is_exposed_is_recorded(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert len(list(traces.iterdir())) == 2 * len(methods)
 
 
+def test_calls_for_nsight_systems_run_in_nvtx_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in takes the place of ``emit_nvtx``, which needs a GPU. It is told which calls are inside."""
+    inside: list[bool] = []
+
+    class Emitting:
+        active = False
+
+        def __enter__(self) -> None:
+            Emitting.active = True
+
+        def __exit__(self, *error: object) -> None:
+            Emitting.active = False
+
+    monkeypatch.setattr(exposed, "emit_nvtx", Emitting)
+    rank = Rank(0, 1, torch.device("cpu"), "fake", SimpleNamespace(wait=lambda: None))  # type: ignore[arg-type]
+    method = Timed(lambda: inside.append(Emitting.active))
+    assert exposed.exposures(rank, {"ours": method}, exposed.Profiling(nvtx=True), "") == {}
+    assert inside == [False] + [True] * 5
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--traces", "folder"], "give --exposed too"),
         (["--device", "cuda", "--graph", "3", "--exposed"], "leave out --graph"),
+        (["--nvtx"], "give it with --device cuda"),
+        (["--device", "cuda", "--nvtx", "--exposed"], "without --exposed"),
         (["--emulate", "1"], "give 2 ranks or more"),
         (["--emulate", "4", "--link", "fast"], "--link is 'fast'; give a speed such as 369GB/s"),
         (["--emulate", "4", "--link", "0GB/s"], "--link is '0GB/s'"),
