@@ -116,7 +116,7 @@ class Between {
 // The range of the step that is being issued, for profilers. It costs next to nothing if none of them records.
 class Range {
  public:
-  Range(const std::vector<std::string>& steps) : steps_(steps), recorded_(at::hasCallbacks()) {}
+  explicit Range(const std::vector<std::string>& steps) : steps_(steps), recorded_(at::hasCallbacks()) {}
 
   void enter(int step) {
     if (!recorded_ || step == step_) {

@@ -146,7 +146,7 @@ class Program {
  public:
   void add(Item item) { items_.push_back(std::move(item)); }
   size_t size() const { return items_.size(); }
-  // Names the items from `begin` on. While torch's profiler records, a range of this name is around them.
+  // Names the items from `begin` on. While a profiler records, a range of this name is around them.
   void name(size_t begin, std::string step);
 
   // Issues the items from `begin` up to `end`, with the tensors of this call. Throws what the driver throws. `at` then

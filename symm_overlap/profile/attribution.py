@@ -110,10 +110,10 @@ class Within(NamedTuple):
     step: Step | None = None
 
     @property
-    def computes(self) -> bool:
-        """Whether the step runs code of the model."""
+    def runs_the_model(self) -> bool:
+        """Whether the step is one of a pipeline that runs any code of the model, which may use threads of its own."""
         record = None if self.step is None else find(self.step.kind)
-        return record is not None and record.role == "compute"
+        return record is not None and record.role == "compute" and called(self.calls[0].name) is None
 
 
 class _Host:
@@ -139,10 +139,11 @@ class _Host:
             return Within()
         thread = self._threads.get((launch.process, launch.thread))
         here = Within() if thread is None else thread.at(launch.time)
-        for_others = [each for each in self._others(launch.process, launch.thread, launch.time) if each.computes]
-        if len(for_others) != 1:
+        others = self._others(launch.process, launch.thread, launch.time)
+        around = [each for each in others if each.runs_the_model]
+        if len(around) != 1:
             return here
-        return Within(here.calls + for_others[0].calls, here.step if here.calls else for_others[0].step)
+        return Within(here.calls + around[0].calls, here.step if here.calls else around[0].step)
 
     def calls_on_cpu(self) -> Iterator[Range]:
         """Yield the calls whose tensors are on a CPU."""

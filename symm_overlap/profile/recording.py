@@ -98,7 +98,7 @@ class Recording:
     source: str = ""
     process: int | None = None
 
-    @cached_property
+    @property
     def on_cpu(self) -> bool:
         """Whether the ops ran on a CPU."""
         return self.device == "CPU"

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+
+from symm_overlap.collective.choice import Choice
+from symm_overlap.collective.exchange.ranges import name_of_range
+from symm_overlap.collective.problem import problem
 from symm_overlap.plan import Step
 from symm_overlap.plan.ranges import range_of, range_of_call
 from symm_overlap.profile import exposure_of_call
@@ -78,6 +83,25 @@ def test_another_thread_may_run_the_steps_of_a_stream() -> None:
     step = of(range_of(Step("consume", "compute1", chunk=(0, 0))), 2, 4, "second")
     (recording,) = recordings([call, step], [], [], {}, {}, "")
     assert [(each.role, each.stream, each.calls) for each in recording.activities] == [("compute", "compute1", (0,))]
+
+
+def test_ops_on_two_threads_do_not_mix() -> None:
+    """Calls on different lanes may be in flight at once, from several threads."""
+    described = problem("all_gather_matmul", 64, 32, 16, torch.float32, 2, "cuda")
+    name = name_of_range(described, Choice("pipelined", "planned", ""), 0)
+    step = range_of(Step("consume", "compute0", chunk=(0, 0)))
+    both = [
+        of(text, *times, thread) for thread in ("one", "other") for text, times in ((name, (0, 20)), (step, (2, 18)))
+    ]
+    (recording,) = recordings(
+        [*both[:2], *(each._replace(start=each.start + 1) for each in both[2:])],
+        [Launch("process", "one", 10, 0), Launch("process", "other", 10, 1), Launch("process", "third", 10, 2)],
+        [Run("process", 0, "stream 7", 100 + 10 * number, 105 + 10 * number, "gemm", number) for number in range(3)],
+        {},
+        {},
+        "",
+    )
+    assert [each.calls for each in recording.activities] == [(0,), (1,), ()]
 
 
 def test_two_calls_at_once_on_other_threads_are_not_guessed_between() -> None:
