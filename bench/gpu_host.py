@@ -7,8 +7,9 @@ copies, and ``small`` counts all other launches. ``events`` counts the recording
 launch nothing. ``driver`` is how often the CUDA driver is called for all of them, if signals, waits and flags are
 memory operations. The event that a lane records at the end of a call is not counted. ``call`` is the time of the whole
 call, and ``issue`` the time of the plan's program alone. On a real GPU, the driver's time for each launch is added to
-both. The rows of the path "fused" need Triton, which compiles their kernels for a GPU of architecture 90. Targets for 8
-ranks and 1 chunk: at most 24 small launches, and 40 microseconds a call in the quickest tenth of the calls.
+both. The rows of the path "fused" need Triton, which compiles their kernels for a GPU of architecture 90. The rows
+"fsdp" are the collectives that replace those of FSDP2. Targets of the ops for 8 ranks and 1 chunk: at most 24 small
+launches, and 40 microseconds a call in the quickest tenth of the calls.
 """
 
 from __future__ import annotations
@@ -28,17 +29,23 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 
 import symm_overlap
 from bench.harness.environment import environment
 from bench.harness.report import environment_lines
 from bench.harness.stand_in import StandIn, standing_in
 from bench.harness.targets import Verdict
+from symm_overlap.fsdp.communication.collectives import all_gather, reduce_scatter
+from symm_overlap.fsdp.communication.slots import Slots
 from symm_overlap.kernels import has_kernels
 from symm_overlap.runtime.script import Script
+from symm_overlap.runtime.stand_in import StandInWorkspace
+from symm_overlap.settings import Settings, applied, current
 
 TARGET_US, TARGET_SMALL = 40.0, 24
-PATHS = ("pipelined", "fused") if has_kernels(90) else ("pipelined",)
+FSDP = "fsdp"
+PATHS = ("pipelined", *(("fused",) if has_kernels(90) else ()), FSDP)
 ROWS, INNER, COLUMNS = 64, 32, 16  # so small that the memory of a call costs the host nearly nothing
 _CALL_KINDS = {
     **dict.fromkeys(("multiply", "multiply scaled", "kernel", "copy", "copy tensor"), "large"),
@@ -55,6 +62,27 @@ OPS: dict[str, Callable[[StandIn, int], Callable[[], object]]] = {
         symm_overlap.matmul_all_reduce, me, torch.empty(ROWS * world, INNER), torch.empty(INNER, COLUMNS), ()
     ),
 }
+
+
+COLLECTIVES: dict[str, Callable[[Slots], object]] = {
+    "all_gather": lambda slots: _fsdp_gather(slots),
+    "reduce_scatter": lambda slots: reduce_scatter(
+        slots, torch.empty(ROWS), slots.allocate((ROWS * slots.world,), torch.float32), AVERAGE
+    ),
+}
+AVERAGE = dist.ReduceOp(dist.ReduceOp.AVG)
+
+
+def ops_of(path: str) -> list[tuple[str, int, int]]:
+    """Return the rows of a path: op, number of ranks, number of chunks."""
+    ops, chunks = (COLLECTIVES, (1,)) if path == FSDP else (OPS, (1, 2))
+    return [*itertools.product(ops, (2, 8), chunks)]
+
+
+def _fsdp_gather(slots: Slots) -> object:
+    """Gather as FSDP2 does: the output is a slot, and this rank's part is in it."""
+    output = slots.allocate((ROWS * slots.world,), torch.float32)
+    return all_gather(slots, output, output.chunk(slots.world)[slots.rank])
 
 
 def _gather(me: StandIn, A: torch.Tensor, B: torch.Tensor) -> Callable[[], object]:
@@ -81,8 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"\n  {'path':11}{'op':24}{'world':>6}{'chunks':>7}{'large':>7}{'small':>7}{'events':>8}", end="")
     print(f"{'driver':>8}{'call us':>9}{'(fast)':>8}{'issue us':>10}")
     rows = []
-    for path, op in itertools.product(PATHS, OPS):
-        for world, chunks in ((2, 1), (2, 2), (8, 1), (8, 2)):
+    for path in PATHS:
+        for op, world, chunks in ops_of(path):
             row = measure(op, world, chunks, options.calls, path)
             rows.append(row)
             print(
@@ -102,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def verdicts(rows: Sequence[dict[str, Any]]) -> list[Verdict]:
     """Judge the calls of 8 ranks with 1 chunk, on each path by the op that does worst."""
     found = []
-    for path in PATHS:
+    for path in [path for path in PATHS if path != FSDP]:
         judged = [row for row in rows if (row["path"], row["world"], row["chunks"]) == (path, 8, 1)]
         for key, target, what in (
             ("fast_us_per_call", TARGET_US, "us a call"),
@@ -116,16 +144,19 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[Verdict]:
 def measure(op: str, world: int, chunks: int, calls: int, path: str) -> dict[str, Any]:
     """Measure one row of the table."""
     with ExitStack() as stack:
-        me = stack.enter_context(standing_in(0, world, path=path, chunks=chunks))
+        forced = {} if path == FSDP else {"path": path, "chunks": chunks}
+        me = stack.enter_context(standing_in(0, world, **forced))
+        if path == FSDP:
+            stack.enter_context(applied(Settings()))
         if path == "fused":
             from bench.harness.triton_gpu import SilentFlags, beside_a_kernel
 
             stack.enter_context(beside_a_kernel(SilentFlags))
-        call = OPS[op](me, world)
+        call, workspace = _prepared(me, op, path, world)
         call()
-        launches = me.taken()
+        launches = workspace().driver.take()
         made = Counter(_CALL_KINDS.get(what, "small") for what, *_ in launches)
-        spent = _spent_us(call, me, calls)
+        spent = _spent_us(call, workspace, calls)
         programs: list[Callable[[], None]] = []
         original = Script.run
 
@@ -144,8 +175,21 @@ def measure(op: str, world: int, chunks: int, calls: int, path: str) -> dict[str
             "driver": driver_calls(launches),
             "us_per_call": statistics.median(spent),
             "fast_us_per_call": sorted(spent)[len(spent) // 10],
-            "us_to_issue": statistics.median(_spent_us(programs[0], me, calls)),
+            "us_to_issue": statistics.median(_spent_us(programs[0], workspace, calls)),
         }
+
+
+def _prepared(
+    me: StandIn, op: str, path: str, world: int
+) -> tuple[Callable[[], object], Callable[[], StandInWorkspace]]:
+    """Return the call, and a function that returns the workspace of its lane."""
+    if path != FSDP:
+        return OPS[op](me, world), lambda: me.workspace
+    slots = Slots("slots", me.group, torch.device("cpu"), 2, current())
+    slots.reserve(2, ROWS * world * torch.float32.itemsize)
+    workspace = slots.lane.workspace
+    assert isinstance(workspace, StandInWorkspace)
+    return lambda: COLLECTIVES[op](slots), lambda: workspace
 
 
 def driver_calls(launches: Sequence[tuple[str, int, tuple[int, ...]]]) -> int:
@@ -156,7 +200,7 @@ def driver_calls(launches: Sequence[tuple[str, int, tuple[int, ...]]]) -> int:
     return sum(kind != before or not kind[0] for before, kind in zip([None, *kinds], kinds, strict=False))
 
 
-def _spent_us(call: Callable[[], object], me: StandIn, calls: int) -> list[float]:
+def _spent_us(call: Callable[[], object], workspace: Callable[[], StandInWorkspace], calls: int) -> list[float]:
     spent = []
     gc.disable()
     try:
@@ -165,7 +209,7 @@ def _spent_us(call: Callable[[], object], me: StandIn, calls: int) -> list[float
             call()
             spent.append((time.perf_counter_ns() - begin) / 1e3)
             if number % 64 == 0:  # reading the recorded launches clears them, so that the record stays short
-                me.taken()
+                workspace().driver.take()
     finally:
         gc.enable()
     return spent

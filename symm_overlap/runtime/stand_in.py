@@ -65,7 +65,11 @@ class StandInWorkspace:
 
     def place(self, rank: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """See `Workspace.place`."""
-        return self._memory[rank, offset : offset + prod(shape) * dtype.itemsize].view(dtype).view(*shape)
+        # With a storage of its own, as in other workspaces: its owner sees when the last tensor at a place is gone.
+        memory = self._memory[rank, offset : offset + prod(shape) * dtype.itemsize]
+        if memory.numel() == 0:
+            return memory.view(dtype).view(*shape)
+        return torch.frombuffer(memory.numpy(), dtype=dtype).view(*shape)
 
     def memory(self) -> object:
         """See `Workspace.memory`."""

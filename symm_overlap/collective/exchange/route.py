@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable
+from functools import lru_cache
 from typing import Any
 
 from ...plan import Layout, Plan
@@ -50,7 +51,8 @@ def keep_route(state: GroupState, key: Hashable, route: Route) -> None:
     state.routes[key] = route
 
 
-def digest_of(*call: Any) -> int:
+@lru_cache(maxsize=4096, typed=True)  # typed: 1 and True are equal, but differ in words
+def digest_of(*call: Hashable) -> int:
     """Return a 64-bit hash that is the same in every process, unlike Python's own hashes of strings."""
     words = [str(word) for word in call]
     return int.from_bytes(hashlib.blake2b(repr(words).encode(), digest_size=8).digest(), "little")
