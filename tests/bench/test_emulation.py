@@ -23,10 +23,7 @@ from bench.emulation.link import HostPacer, Link, across, pieces
 from bench.emulation.mirror import ControlMemory, HostSignals
 from bench.emulation.rank import emulated
 from bench.emulation.targets import emulated_verdicts
-from bench.harness import exposed
 from bench.harness.case import Case, inputs, reference
-from bench.harness.launch import Rank
-from bench.harness.timing import Timed
 from bench.methods.emulated import METHODS
 from symm_overlap import _C
 from symm_overlap.collective.planners import (
@@ -36,7 +33,6 @@ from symm_overlap.collective.planners import (
     produce_all_reduce,
 )
 from symm_overlap.plan import Region
-from symm_overlap.profile import read
 from tests.runtime.host_program import HOST, compile_program, run_program
 
 OPS = ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")
@@ -71,50 +67,6 @@ def test_the_command_checks_and_times_every_method(tmp_path: Path, capsys: pytes
     longer, shorter = sorted((copies["median_ms"], matmul["median_ms"]), reverse=True)
     assert copies["median_ms"] <= copies["bound_ms"] <= longer + shorter / 4
     assert copies["bytes_per_second"] == pytest.approx(3 * 8 * 16 * 4 / copies["median_ms"] * 1e3)
-
-
-def test_what_is_exposed_is_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, traces = tmp_path / "result.json", tmp_path / "new" / "traces"
-    arguments = ["--emulate", "3", "--link", "device", "--shapes", "24,16,32", "--ops", "ag,rs", "--rounds", "1"]
-    methods = "matmul", "sequential", "published", "ours_kernel_waits"
-    assert collective_matmul.main([*arguments, "--methods", *methods, "--exposed", "--traces", str(traces)]) == 0
-    printed = capsys.readouterr().out
-    assert printed.count("exposed, ms, while a profiler records") == 2
-    assert "when arithmetic of the model ran" in printed
-    assert collective_matmul.main([*arguments, "--methods", *methods, "--exposed", "--json", str(file)]) == 0
-    rows = json.loads(file.read_text())["rows"]
-    shown = {(row["op"], row["method"]): row["exposure_ms"] for row in rows if "exposure_ms" in row}
-    assert {method for _, method in shown} == set(methods) - {"matmul"}, "a matmul is no call of ours"
-    for spent in shown.values():
-        assert 0 < spent["compute"] < spent["total"]
-    assert shown["matmul_reduce_scatter", "ours_kernel_waits"]["sums"] > 0
-    capsys.readouterr()
-    assert results.main([str(file)]) == 0
-    assert capsys.readouterr().out.count("| published |") == 2
-    for trace in traces.iterdir():
-        recordings = read(trace)
-        assert [len(recording.calls) for recording in recordings] == ([] if "_matmul_rank" in trace.name else [5])
-    assert len(list(traces.iterdir())) == 2 * len(methods)
-
-
-def test_calls_for_nsight_systems_run_in_nvtx_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in takes the place of ``emit_nvtx``, which needs a GPU. It is told which calls are inside."""
-    inside: list[bool] = []
-
-    class Emitting:
-        active = False
-
-        def __enter__(self) -> None:
-            Emitting.active = True
-
-        def __exit__(self, *error: object) -> None:
-            Emitting.active = False
-
-    monkeypatch.setattr(exposed, "emit_nvtx", Emitting)
-    rank = Rank(0, 1, torch.device("cpu"), "fake", SimpleNamespace(wait=lambda: None))  # type: ignore[arg-type]
-    method = Timed(lambda: inside.append(Emitting.active))
-    assert exposed.exposures(rank, {"ours": method}, exposed.Profiling(nvtx=True), "") == {}
-    assert inside == [False] + [True] * 5
 
 
 @pytest.mark.parametrize(
