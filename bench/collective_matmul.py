@@ -36,7 +36,7 @@ from bench.emulation.targets import emulated_verdicts
 from bench.harness import memory, shapes
 from bench.harness.case import OPS, Case
 from bench.harness.environment import environment
-from bench.harness.exposed import LEGEND, Profiling, exposed_table
+from bench.harness.exposed import Profiling, exposed_table
 from bench.harness.launch import Rank, first_rank, launch, leave, under_torchrun
 from bench.harness.report import case_table, environment_lines, memory_header, memory_line
 from bench.harness.run_case import run_case
@@ -45,6 +45,7 @@ from bench.methods import METHODS
 from bench.methods.emulated import METHODS as EMULATED
 from bench.methods.graphs import in_graphs
 from bench.methods.method import Method
+from symm_overlap.profile.report import LEGEND
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)

@@ -6,6 +6,7 @@ Nothing here imports the package or torch, because the first part builds the pac
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -199,14 +200,15 @@ def _checks(python: str, lacks_pytest: str) -> list[Part]:
 
 def _nsight(python: str) -> Part:
     """Return the part that shows what is exposed in a report of Nsight Systems."""
-    matmul = f"{python} -m bench.collective_matmul --device cuda --emulate 8 --shapes 8192,3584,4096 --rounds 1 --nvtx"
+    own = shlex.quote(python)
+    matmul = f"{own} -m bench.collective_matmul --device cuda --emulate 8 --shapes 8192,3584,4096 --rounds 1 --nvtx"
     methods = " ".join(_PROFILED)
     program = f"""
         set -e
         report=$(mktemp -d)/report
-        nsys profile -t cuda,nvtx -o $report {matmul} --methods {methods}
-        nsys export --type sqlite -o $report.sqlite $report.nsys-rep
-        {python} -m symm_overlap.cli profile $report.sqlite --json {RESULT}
+        nsys profile -t cuda,nvtx -o "$report" {matmul} --methods {methods}
+        nsys export --type sqlite -o "$report.sqlite" "$report.nsys-rep"
+        {own} -m symm_overlap.cli profile "$report.sqlite" --json "{RESULT}"
     """
     dry = [python, "-m", "symm_overlap.cli", "profile", "--help"]
     return Part("nsight", ["bash", "-c", program], dry, needs="" if shutil.which("nsys") else "there is no nsys")

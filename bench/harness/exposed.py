@@ -13,7 +13,7 @@ from bench.harness.launch import Rank
 from bench.harness.report import Row
 from bench.harness.timing import Timed, timer_of
 from symm_overlap.profile import Exposure, kinds_of_calls, record
-from symm_overlap.profile.report import LEGEND, figures, header
+from symm_overlap.profile.report import figures, header
 
 _CALLS = 5
 
@@ -74,6 +74,3 @@ def exposed_table(case: Mapping[str, Row], titles: Mapping[str, str]) -> str:
             given = {field.name: spent[field.name] for field in dataclasses.fields(Exposure)}
             lines.append(f"  {titles[name]:38}{figures(Exposure(**given))}")
     return "\n".join([f"  {'exposed, ms, while a profiler records':38}{header()}", *lines]) if lines else ""
-
-
-__all__ = ["LEGEND", "Profiling", "exposed_table", "exposures"]

@@ -15,7 +15,7 @@ _HEAD = """\
 <!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>symm_overlap: what is exposed</title>
 <style>body{font-family:sans-serif;margin:2em}pre{font-size:12px;overflow-x:auto}h2{font-size:16px}
-figure{margin:1em 0;overflow-x:auto}figcaption{font-size:13px}</style></head><body>
+figure{margin:1em 0;overflow-x:auto}</style></head><body>
 <h1>What is exposed</h1>
 """
 
