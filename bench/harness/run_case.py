@@ -57,8 +57,18 @@ def run_case(
             row |= over_ranks([one[name] for one in samples]) | _checked_fields(checks.get(name))
             row |= {what: max(one[name][what] for one in issued) for what in (issued[0][name] if issued else ())}
             row |= {"exposure_ms": shown[name]} if name in shown else {}
+            row |= _arrangement(ready[name])
         rows.append(row)
     return rows
+
+
+def _arrangement(prepared: Prepared) -> dict[str, Any]:
+    """Return the path of the calls, their chunks and their copy streams, if the chooser arranges them."""
+    if prepared.choice is None:
+        return {}
+    with prepared.around():
+        choice = prepared.choice()
+    return {"path": choice.path, "chunks": choice.chunks, "copy_streams": choice.copies}
 
 
 def _file_name(case: Case) -> str:

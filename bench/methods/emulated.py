@@ -54,7 +54,7 @@ def _with_phantoms(
             memory.fill_(0xFF)
         fill(me.state, me.lane(lane), loaded[0], case)
 
-    return Prepared(plain.call, plain.results, load=load, poison=poison, around=around)
+    return Prepared(plain.call, plain.results, load=load, poison=poison, around=around, choice=plain.choice)
 
 
 def _ours(lane: int, path: str | None, **environment: str) -> _Prepare:

@@ -12,6 +12,7 @@ import torch
 from bench.harness import NotAvailableError
 from bench.harness.case import OPS, Case
 from bench.harness.launch import Rank
+from symm_overlap.collective.choice import Choice
 from symm_overlap.runtime import backend_of
 
 Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
@@ -34,6 +35,7 @@ class Prepared:
         poison: fills buffers that outlive a call with NaN.
         around: the context in which calls run, entered outside the timed part.
         operations: the number of operations in a call.
+        choice: returns how the chooser arranges the calls, if they are our ops. Called inside ``around``.
     """
 
     call: Callable[[], Any]
@@ -42,6 +44,7 @@ class Prepared:
     poison: Callable[[], None] = _nothing
     around: Callable[[], AbstractContextManager[object]] = nullcontext
     operations: int = 1
+    choice: Callable[[], Choice] | None = None
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,9 @@ def call_of(rank: Rank, case: Case, a: torch.Tensor, b: torch.Tensor, return_A: 
             workspace.view(rank.rank, parity, 0, (size,), case.dtype).fill_(float("nan"))
 
     prepared.poison = poison
+    prepared.choice = lambda: symm_overlap.explain(
+        case.op, m=case.m, n=case.n, k=case.k, dtype=case.dtype, group=rank.group, device=rank.device.type
+    )
     return prepared
 
 

@@ -109,7 +109,7 @@ def doubt_of_fused(problem: Problem, costs: DeviceCosts, device: Device) -> str:
 
 def predict_plan(problem: Problem, costs: DeviceCosts, plan: Plan, path: str, chunks: int) -> Prediction:
     """Predict the time of a call by ``plan``, with ``chunks`` chunks of each rank's part."""
-    steps = StepCosts(problem, costs, chunks, _last_tiles(plan))
+    steps = StepCosts(problem, costs, chunks, plan)
     spent = {"compute": 0.0, "copy": 0.0, "meet": 0.0, "order": 0.0}
     for step in plan.steps:
         record = kind(step.kind)
@@ -124,7 +124,7 @@ def predict_plan(problem: Problem, costs: DeviceCosts, plan: Plan, path: str, ch
 
 def predict_steps(problem: Problem, costs: DeviceCosts, plan: Plan, chunks: int) -> list[tuple[float, float]]:
     """Predict when each step of a plan begins and ends, in milliseconds after all ranks have begun the call."""
-    steps = StepCosts(problem, costs, chunks, _last_tiles(plan))
+    steps = StepCosts(problem, costs, chunks, plan)
     times = times_of_one_rank(plan, steps, **_conditions(plan, costs))
     return list(zip(times.starts, times.ends, strict=True))[: len(plan.steps)]
 
@@ -139,8 +139,8 @@ def on_sms(plan: Plan) -> frozenset[str]:
     """Return the kinds of steps of a plan that occupy the SMs: matmuls, sums, and copies within a GPU.
 
     Signals and barriers may be kernels too. They are so small that they start beside a matmul as soon as one of its
-    tiles ends. If they had to wait for the matmul, sums by torch's plan, with 16 barriers, would take up to 1.24 times
-    as long as they took on an H200. This predicts 0.86 to 1.04 of that time.
+    tiles ends. If barriers had to wait for the matmul, sums by torch's plan, which has 16, would be predicted to take
+    0.98 to 1.31 times as long as they took on an H200. This predicts 0.93 to 1.03 times.
     """
     return frozenset({PUBLISH, *(name for name in plan.kinds if kind(name).occupies == "SMs")})
 
@@ -149,15 +149,21 @@ def _last_tiles(plan: Plan) -> Step | None:
     return next((step for step in reversed(plan.steps) if step.kind == TILES), None)
 
 
+def _streams_without_work(plan: Plan) -> frozenset[str]:
+    """Return the streams on which no step occupies the SMs: the copy streams."""
+    kinds = on_sms(plan)
+    return frozenset(plan.streams) - {step.stream for step in plan.steps if step.kind in kinds}
+
+
 class StepCosts:
     """The body and the tail of every step of a plan, in milliseconds: ``costs(rank, step)``, as `simulate` expects it.
 
     Args:
         chunks: number of chunks that each rank's part is cut into. If their sizes differ, the largest counts.
-        last: the last of the steps that together are one kernel.
+        plan: the plan that the steps belong to. Without it, the times of matmuls and copies are known.
     """
 
-    def __init__(self, problem: Problem, costs: DeviceCosts, chunks: int, last: Step | None = None) -> None:
+    def __init__(self, problem: Problem, costs: DeviceCosts, chunks: int, plan: Plan | None = None) -> None:
         m, n, k = _part(problem)
         self._costs, self._world = costs, problem.world
         self._nbytes = -(-problem.nbytes // chunks)
@@ -165,13 +171,18 @@ class StepCosts:
         cut = -(-m // chunks), n, k
         if problem.op_kind.moves_weight and problem.op_kind.gathers:  # the weight's rows are the product's columns
             cut = m, -(-n // chunks), k
-        self._last = last
+        self._last = None if plan is None else _last_tiles(plan)
+        self._turning = frozenset() if plan is None else _streams_without_work(plan)
         self._matmul = None
-        if last is not None:
+        if self._last is not None:
             held, parts = costs.sms - programs(costs.sms), problem.world * chunks
             self._matmul = costs.matmul(*cut, dtype, held, parts=parts, late=problem.op_kind.gathers, share=costs.fused)
         elif problem.op_kind.multiplies:
             self._matmul = costs.matmul(*cut, dtype, costs.held if problem.world > 1 else 0, share=costs.pieces)
+        if self._matmul is not None:
+            # Of each rank's chunks, all but its own are copied, and copies take memory bandwidth from the matmuls.
+            copied = self._nbytes * (problem.world - 1) // problem.world
+            self._matmul = self._matmul[0] + costs.beside_copies(copied), self._matmul[1]
 
     @property
     def matmul(self) -> float:
@@ -188,6 +199,8 @@ class StepCosts:
         body, tail = self._seconds(rank, step)
         if step.after and step.kind not in (TILES, POLL):  # TILES and POLL follow flags, not events
             tail += self._costs.event
+        if step.stream in self._turning:
+            tail += self._costs.turn
         return body * _MILLI, tail * _MILLI
 
     def _seconds(self, rank: int, step: Step) -> tuple[float, float]:

@@ -2,8 +2,9 @@
 
 A matmul is cut into tiles. As many tiles run at a time as there are SMs; together they are a wave. The last wave is
 only partly filled, and a small matmul does not fill even one wave. So a matmul cut into eight pieces can take far
-longer than in one piece, and this decides whether chunks pay. The library chooses the shape of its tiles. The model
-assumes the quickest of a few shapes.
+longer than in one piece, and this decides whether chunks pay. The library chooses the shape of its tiles. It may also
+split the contraction of a tile among several SMs, which then add up their results (split-K). The model assumes the
+quickest of a few shapes and splits.
 
 Every duration here is in seconds, every rate in units per second.
 """
@@ -15,6 +16,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -53,15 +55,21 @@ class DeviceCosts:
     Attributes:
         name: a word of the device's own name, such as "H100".
         sms: the number of SMs, which is how many tiles run at a time.
-        tiles: the tile shapes that the matmul library has.
+        tiles: the tile shapes that the matmul library has; splits: the numbers of parts into which it may cut the
+            contraction.
         flops: for each dtype of the factors, the rate that large matmuls reach.
-        memory: bytes a second that kernels read and write in the device's memory.
+        memory: bytes a second that kernels read and write in the device's memory; factors: the same for a matmul that
+            takes as long as it takes to read its factors.
+        stored_in: the length of a contraction that takes as long as it takes to store a tile.
+        matmul_start: the additional time of a matmul, besides that of any kernel: its first loads and its last stores.
         copy: bytes a second that a copy engine moves from one peer; copy_start: the additional time of each copy.
         kernel: the additional time of a kernel besides its work, from the end of the previous kernel on its stream.
         signal: the time on its stream to post a signal; wait: the time to return from a wait that a kernel carries out;
             stream_wait: the same for a wait by a memory operation; flag: the time until a value written to memory is
             seen by a peer, or by another kernel.
         event: the time until a stream goes on after an event of another stream.
+        turn: the additional time of each step of a stream that runs no kernels except signals and waits: there, copies
+            and waits follow each other, and the copy engine takes turns with what carries out the waits.
         host: the time in which the host issues one operation.
         library: bytes a second that a rank receives by kernels, such as those of the vendor's collectives;
             library_start: the additional time of each of the vendor's collectives.
@@ -74,8 +82,12 @@ class DeviceCosts:
     name: str
     sms: int
     tiles: tuple[Tile, ...]
+    splits: tuple[int, ...]
     flops: Mapping[torch.dtype, float]
     memory: float
+    factors: float
+    stored_in: int
+    matmul_start: float
     copy: float
     copy_start: float
     kernel: float
@@ -84,6 +96,7 @@ class DeviceCosts:
     stream_wait: float
     flag: float
     event: float
+    turn: float
     host: float
     library: float
     library_start: float
@@ -118,20 +131,30 @@ class DeviceCosts:
             share: the share of the library's rate that the kernel reaches.
         """
         free = max(1, self.sms - held)
-        # A lower bound for any tiles: both factors are read, and the product is written.
-        least = (m * k + k * n + m * n) * dtype.itemsize / self.memory
+        # A lower bound for any tiles: both factors are read, and the product is written. A kernel that computes many
+        # parts reads without a pause.
+        least = (m * k + k * n + m * n) * dtype.itemsize / (self.factors if parts == 1 else self.memory)
         rate = self.flops.get(dtype, self.flops[torch.float32]) / self.sms
         best = math.inf, 0.0
-        for tile in self.tiles:
-            count = -(-m // tile.rows) * -(-n // tile.columns)
-            each = 2.0 * tile.rows * tile.columns * k / (rate * tile.share * share)
-            body = count / free * each
-            whole = -(-parts * count // free) * each
+        for tile, split in product(self.tiles, self.splits if parts == 1 else (1,)):
+            count = -(-m // tile.rows) * -(-n // tile.columns) * split
+            each = 2.0 * tile.rows * tile.columns * (k / split + self.stored_in) / (rate * tile.share * share)
+            # The SMs that share a tile write partial results in 32 bits, which are then read and added.
+            joined = 2 * split * m * n * 4 / self.memory if split > 1 else 0.0
+            body = count / free * each + joined
+            whole = -(-parts * count // free) * each + joined
             if late:
                 whole = max(whole, (parts - 1) * body + -(-count // free) * each)
             best = min(best, (whole, body))
         whole, body = max(parts * least, best[0]), max(least, best[1])
-        return body, max(0.0, whole - parts * body) + self.kernel
+        return body, max(0.0, whole - parts * body) + self.kernel + self.matmul_start
+
+    def beside_copies(self, nbytes: int) -> float:
+        """Return the time that copies of ``nbytes`` take from the kernels that run at the same time.
+
+        Memory reads the bytes that go to peers, and writes as many that come from them.
+        """
+        return 2 * nbytes / self.memory
 
     def memory_kernel(self, nbytes: int) -> tuple[float, float]:
         """Return the body and the tail of a kernel that reads and writes ``nbytes`` in all, such as a copy or a sum."""

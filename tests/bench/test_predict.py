@@ -13,20 +13,12 @@ from tests.docs.pages import ROOT, blocks
 KERNELS = ["--waits", "kernels", "--shapes", "8192,768,4096", "8192,4096,512"]
 
 
-@pytest.mark.parametrize("arguments", [[], ["--published"], KERNELS], ids=["table", "published", "kernels"])
+@pytest.mark.parametrize("arguments", [[], KERNELS], ids=["table", "kernels"])
 def test_the_page_shows_what_is_predicted_now(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     command = " ".join(["python -m bench.predict", *arguments])
     (shown,) = (block for block in blocks(ROOT / "docs/performance.md") if block.command == command)
     assert predict.main(arguments) == 0
     assert capsys.readouterr().out == shown.output, "python -m tests.docs.pages"
-
-
-def test_all_that_others_published_has_an_address() -> None:
-    ranges = "\n".join(predict.range_lines())
-    for name in predict.SOURCES:
-        assert name in ranges or any(each.source.partition(",")[0] == name for each in predict.PUBLISHED)
-    assert {each.source.partition(",")[0] for each in predict.PUBLISHED} <= set(predict.SOURCES)
-    assert "\n".join(predict.source_lines()).count("https://") == len(predict.SOURCES)
 
 
 def test_all_sixteen_layers_have_a_row_whoever_wins() -> None:

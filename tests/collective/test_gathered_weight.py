@@ -222,7 +222,7 @@ def test_the_path_does_not_depend_on_rows_that_differ(ranks: Pool) -> None:
 
 
 def test_on_a_gpu_the_size_of_the_whole_weight_decides() -> None:
-    for n, path in ((4096, "pipelined"), (256, "sequential")):
+    for n, path in ((16384, "pipelined"), (256, "sequential")):
         sizes = {"m": 4096, "n": n, "dtype": torch.bfloat16, "device": "cuda"}
         for op in ("all_gather_weight_matmul", "weight_grad_reduce_scatter"):
             choice = symm_overlap.explain(op, world=2, **sizes)

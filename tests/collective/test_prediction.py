@@ -19,76 +19,15 @@ from symm_overlap.collective.prediction import StepCosts, predict_plan
 from symm_overlap.collective.problem import OPS, Problem, problem
 from symm_overlap.plan import Step
 from symm_overlap.runtime import TRAITS, Device, DeviceCosts, costs_of
-from symm_overlap.runtime.costs import Tile
 from symm_overlap.settings import Settings, force_path
 
-# In one second, this device does a round number of every kind of work.
-PLAIN = DeviceCosts(
-    name="plain",
-    sms=10,
-    tiles=(Tile(10, 10, 1.0), Tile(5, 10, 0.5)),
-    flops={torch.float32: 2e4, torch.float8_e4m3fn: 4e4},
-    memory=1e6,
-    copy=1e5,
-    copy_start=0.25,
-    kernel=0.5,
-    signal=0.125,
-    wait=0.1875,
-    stream_wait=1 / 32,
-    flag=0.0625,
-    event=1 / 512,
-    host=1 / 1024,
-    library=1e5,
-    library_start=2.0,
-    held=1,
-    pieces=1.0,
-    fused=0.5,
-    fused_measured=False,
-)
+from .test_matmul_costs import PLAIN
+
 TWO = {"compute": ("compute0", "compute1"), "copy": "copy"}
 
 
 def of(op: str = "all_gather_matmul", m: int = 400, n: int = 50, k: int = 20, world: int = 4, **how: bool) -> Problem:
     return problem(op, m, n, k, torch.float32, world, "cuda", **how)
-
-
-# --- a matmul
-
-
-def test_a_matmul_takes_whole_waves_and_the_part_of_the_last_one_that_is_free_is_its_tail() -> None:
-    # Each SM has 2e3 FLOP/s, so a tile of 10 x 10 takes k / 10 s. 4 x 4 tiles fill 1.6 waves of 10 SMs: 2 waves run.
-    assert PLAIN.matmul(40, 40, 10, torch.float32) == pytest.approx((1.6, 0.4 + 0.5))
-    assert PLAIN.matmul(50, 40, 10, torch.float32) == pytest.approx((2.0, 0.5))
-    # One more tile means one more wave. The smaller tiles, which have half the rate, are no better.
-    assert sum(PLAIN.matmul(50, 41, 10, torch.float32)) == pytest.approx(3 + 0.5)
-
-
-def test_the_shape_of_tiles_is_the_quickest_one() -> None:
-    # 5 rows fill half of a large tile. A small tile has half of its FLOP, at half of its rate.
-    assert sum(PLAIN.matmul(5, 100, 10, torch.float32)) == pytest.approx(1.0 + 0.5)
-    quicker = replace(PLAIN, tiles=(Tile(10, 10, 1.0), Tile(5, 10, 0.8)))
-    assert sum(quicker.matmul(5, 100, 10, torch.float32)) == pytest.approx(0.5 / 0.8 + 0.5)
-
-
-def test_a_wait_that_holds_an_sm_can_cost_a_wave() -> None:
-    assert sum(PLAIN.matmul(50, 20, 10, torch.float32)) == pytest.approx(1 + 0.5)
-    assert sum(PLAIN.matmul(50, 20, 10, torch.float32, held=1)) == pytest.approx(2 + 0.5)
-
-
-def test_a_matmul_takes_no_less_than_its_factors_take_to_be_read() -> None:
-    slow = replace(PLAIN, memory=100.0)
-    assert slow.matmul(10, 10, 1, torch.float32) == pytest.approx(((10 + 10 + 100) * 4 / 100, 0.5))
-
-
-def test_each_dtype_has_its_rate_and_an_unknown_one_that_of_float32() -> None:
-    """Each dtype has its own rate, and an unknown dtype has the rate of float32."""
-    assert sum(PLAIN.matmul(10, 10, 10, torch.float8_e4m3fn)) == pytest.approx(0.5 + 0.5)
-    assert PLAIN.matmul(10, 10, 10, torch.int8)[0] == PLAIN.matmul(10, 10, 10, torch.float32)[0]
-
-
-def test_nothing_to_multiply_takes_a_kernel() -> None:
-    """A matmul without rows still costs the launch of a kernel."""
-    assert sum(PLAIN.matmul(0, 10, 10, torch.float32)) == pytest.approx(10 * 10 * 4 / 1e6 + 0.5)
 
 
 # --- a step
@@ -100,6 +39,7 @@ def test_every_step_has_its_cost() -> None:
     plan = prediction.planned(described, choose(described, Settings(path="pipelined", chunks=2), direct=True))
     found = {step.kind: sum(costs(0, step)) / 1e3 - bool(step.after) * PLAIN.event for step in plan.steps}
     rows = PLAIN.matmul(50, 50, 20, torch.float32, held=1)
+    beside = 2 * (4000 * 3 // 4) / 1e6  # three of four chunks are copied: read here by peers, and read from peers
     assert found == pytest.approx(
         {
             "fork": 0.0,
@@ -107,10 +47,15 @@ def test_every_step_has_its_cost() -> None:
             "signal": 0.125,
             "wait": 0.1875,
             "pull": 0.25 + 4000 / 1e5,
-            "consume": sum(rows),
+            "consume": sum(rows) + beside,
             "join": 0.0,
         }
     )
+    # Streams without kernels turn between waits and copies.
+    turning = StepCosts(described, replace(PLAIN, turn=0.75), 2, plan)
+    assert {step.kind for step in plan.steps if sum(turning(0, step)) > sum(costs(0, step))} == {"wait", "pull"}
+    pull = next(step for step in plan.steps if step.kind == "pull")
+    assert sum(turning(0, pull)) == pytest.approx(sum(costs(0, pull)) + 750)
     assert sum(costs(0, Step("barrier", "s"))) / 1e3 == pytest.approx(0.125 + 0.0625)
     reducing = produce_reduce_scatter(0, 4, **TWO)
     step = next(step for step in reducing.steps if step.kind == "reduce")
@@ -194,7 +139,8 @@ def test_torchs_plan_is_predicted_by_the_same_costs() -> None:
     found = predict_plan(described, PLAIN, torch_all_gather_matmul(0, 4), "torch", 1)
     crossed = 1e3 * PLAIN.event  # the last barrier, and the first matmul on the other stream, wait for another stream
     assert found.meets == pytest.approx(3 * 187.5 + crossed)
-    assert found.matmul == pytest.approx(4e3 * sum(PLAIN.matmul(100, 50, 20, torch.float32, held=1)))
+    beside = PLAIN.beside_copies(8000 * 3 // 4)
+    assert found.matmul == pytest.approx(4e3 * (sum(PLAIN.matmul(100, 50, 20, torch.float32, held=1)) + beside))
 
 
 # --- the choice

@@ -30,8 +30,9 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "bench/RESU
 PROGRAMS = (
     "python -m tests.docs.call_path",
     "python -m bench.compile_sites",
+    "python -m bench.model_error",
+    "python -m bench.model_error bench/measured/h200_llama.json",
     "python -m bench.predict",
-    "python -m bench.predict --published",
     "python -m bench.predict --waits kernels --shapes 8192,768,4096 8192,4096,512",
 )
 COLUMNS = "110"  # width of the terminal that the pages show
