@@ -19,6 +19,7 @@ from .mistakes import report_errors, require_at_most, require_distinct, require_
 
 BAR_WIDTH = 24
 MOST_CELLS = 1_000_000
+_MOST_LAYERS = 1000
 """The largest table that is simulated, in cells."""
 
 
@@ -47,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command. Return 0 for success, 1 if no schedule fits the memory cap, 2 for wrong arguments."""
     require_distinct(cost=args.cost, out=args.out, lowered=args.lowered)
     layers, counts = _costs(args.cost), _counts(args.stages_per_rank)
+    require_at_most(_MOST_LAYERS, layers.layers, "layers")
     require_at_most(MOST_CELLS, args.ranks * (args.microbatches + args.ranks), "ranks * (microbatches + ranks)")
     for path in filter(None, (args.out, args.lowered)):
         require_writable(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from math import isfinite
+from numbers import Real
 
 from ..plan.work import doubles
 from .encoded import NUMBERS
@@ -12,6 +13,8 @@ from .work import NUMBERS_OF_KINDS, Durations
 
 PerStage = float | Sequence[float]
 """One number for all stages, or one number for each stage."""
+
+_OF_PIPELINE = ("overlap", "bandwidth", "latency", "one_receive_stream", "slow_down")
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class PipelineCosts:
 
     Raises:
         ValueError: a number is below 0 or not finite, the bandwidth is 0, or the slow-down is below 1.
+        TypeError: a cost is not a number, or not what can be given for it.
     """
 
     forward: PerStage = 1.0
@@ -59,11 +63,16 @@ class PipelineCosts:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            numbers = [] if value is None else value if isinstance(value, Sequence) else [value]
-            least = 1.0 if field.name == "slow_down" else 0.0
+            value, name = getattr(self, field.name), field.name
+            if value is None and name in ("full_backward", "kept"):
+                continue
+            numbers = value if isinstance(value, Sequence) and name not in _OF_PIPELINE else [value]
+            if not all(isinstance(number, Real) for number in numbers):
+                what = "a number" if name in _OF_PIPELINE else "a number, or one for each stage"
+                raise TypeError(f"{name} is {value!r}: give {what}")
+            least = 1.0 if name == "slow_down" else 0.0
             if not all(isfinite(number) and number >= least for number in numbers):
-                raise ValueError(f"{field.name} is {value}: costs are finite numbers that are at least {least:g}")
+                raise ValueError(f"{name} is {value}: costs are finite numbers that are at least {least:g}")
         if not self.bandwidth:
             raise ValueError("bandwidth is 0, so no message would ever arrive: give the bytes per unit of time")
 

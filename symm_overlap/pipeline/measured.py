@@ -39,8 +39,14 @@ Step = Sequence[Sequence[TimedAction]]
 
 
 def span(step: Step) -> float:
-    """Return how long a step took, from the start of the first action on any rank to the end of the last."""
+    """Return how long a step took, from the start of the first action on any rank to the end of the last.
+
+    Raises:
+        ValueError: the step has no actions.
+    """
     ran = [each for rank in step for each in rank]
+    if not ran:
+        raise ValueError("the step has no actions, so it has no duration")
     return max(each.end for each in ran) - min(each.start for each in ran)
 
 

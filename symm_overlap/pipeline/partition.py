@@ -8,10 +8,11 @@ partition.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, combinations
-from math import comb, inf
+from math import comb, frexp, inf
 
 from .activations import fits, peak_activations
 from .cost import simulate_cost
@@ -61,40 +62,53 @@ def even(layers: int, stages: int) -> Sizes:
 def balanced(layers: LayerCosts, stages: int) -> Sizes:
     """Return the partition whose longest stage is as short as possible.
 
-    If there are several, return the one with the least sum of squares of the stages' durations. Both are found by
-    dynamic programming, in stages * layers**2 steps.
+    If there are several, return the one with the least sum of squares of the stages' durations. It is found by dynamic
+    programming, in at most stages * layers**2 steps.
 
     Raises:
         ValueError: there are fewer layers than stages.
     """
     _require(layers.layers, stages)
     before = [0.0, *accumulate(layers.work())]
-    longest, _ = _best(before, stages, max, lambda work: work)
-    allowed = longest * (1 + 1e-12)
-    _, sizes = _best(before, stages, lambda left, right: left + right, lambda w: w * w if w <= allowed else inf)
-    return sizes
+    scale = 2.0 ** -frexp(before[-1])[1]  # exact, and no square can become too large or too small for a float
+    before = [scale * work for work in before]
+    return _least_squares(before, stages, _longest(before, stages) * (1 + 1e-12))
 
 
-def _best(
-    before: Sequence[float], stages: int, join: Callable[[float, float], float], value: Callable[[float], float]
-) -> tuple[float, Sizes]:
-    """Return the least joined value of all stages, and the sizes that have it.
+def _longest(before: Sequence[float], stages: int) -> float:
+    """Return how long the longest stage is if it is as short as possible.
 
-    ``before[k]`` is the work of the first k layers. ``value`` maps the work of a stage to its value, and ``join``
-    combines the values of stages.
+    ``before[k]`` is the work of the first k layers.
     """
+    layers = len(before) - 1
+    found = before  # for each k, the longest stage if the first k layers are cut into as many stages as so far
+    for stage in range(1, stages):
+        now = [inf] * (layers + 1)
+        for end in range(stage + 1, layers - (stages - stage - 1) + 1):
+            # The more layers are before the last stage, the longer are those stages, and the shorter is the last one.
+            starts = range(stage, end)
+            longer = bisect_left(starts, True, key=lambda start: found[start] >= before[end] - before[start])
+            now[end] = min(max(found[at], before[end] - before[at]) for at in starts[max(0, longer - 1) : longer + 1])
+        found = now
+    return found[layers]
+
+
+def _least_squares(before: Sequence[float], stages: int, allowed: float) -> Sizes:
+    """Return the stages with the least sum of squares of their work, which is at most ``allowed`` for each of them."""
     layers = len(before) - 1
     found: list[tuple[float, Sizes]] = [(0.0 if k == 0 else inf, ()) for k in range(layers + 1)]  # of the first k
     for stage in range(stages):
-        left = stages - stage - 1
         now: list[tuple[float, Sizes]] = [(inf, ()) for _ in range(layers + 1)]
-        for end in range(stage + 1, layers - left + 1):
-            now[end] = min(
-                (join(found[start][0], value(before[end] - before[start])), (*found[start][1], end - start))
-                for start in range(stage, end)
-            )
+        for end in range(stage + 1, layers - (stages - stage - 1) + 1):
+            for start in range(end - 1, stage - 1, -1):
+                work = before[end] - before[start]
+                if work > allowed:
+                    break
+                value = found[start][0] + work * work
+                if value <= now[end][0]:
+                    now[end] = min(now[end], (value, (*found[start][1], end - start)))
         found = now
-    return found[layers]
+    return found[layers][1]
 
 
 def auto_partition(

@@ -108,13 +108,18 @@ class Schedule:
         schedule = Schedule(
             tuple(map(tuple, rows)), actual, last + 1 if microbatches is None else microbatches, pipelines
         )
-        if pipelines < 1 or schedule.stages % pipelines or schedule.microbatches % pipelines:
-            raise ValueError(
-                f"{schedule.stages} stages and {schedule.microbatches} microbatches cannot be shared equally by "
-                f"{pipelines} pipelines"
-            )
+        require_equal_shares(schedule)
         _check(schedule)
         return schedule
+
+
+def require_equal_shares(schedule: Schedule) -> None:
+    """Raise ValueError if the pipelines of a schedule do not have equal shares of its stages and microbatches."""
+    stages, microbatches, pipelines = schedule.stages, schedule.microbatches, schedule.pipelines
+    if pipelines < 1 or stages % pipelines or microbatches % pipelines:
+        raise ValueError(
+            f"{stages} stages and {microbatches} microbatches cannot be shared equally by {pipelines} pipelines"
+        )
 
 
 def where(row: int, cell: int) -> str:

@@ -4,7 +4,8 @@ Torch's runtime accepts any table of actions and messages, but checks little, an
 wrong gradients. So the table is verified first, for messages as NCCL passes them. Tables that torch cannot run are
 rejected:
 
-- Two pipelines in one table (DualPipe), and kinds of actions that the installed torch does not have.
+- Two pipelines in one table (DualPipe), kinds of actions that the installed torch does not have, and tables without
+  backwards.
 - A last stage that does not run its forwards in the order of the microbatches. Torch stores losses and outputs in the
   order of the forwards, so it would confuse the loss of one microbatch with that of another.
 - Stages with DDP of which torch would silently not reduce all gradients.
@@ -27,6 +28,7 @@ from ._torch import SPLITS_SHARED_WEIGHTS, RuntimeOfTables, TorchKind, TorchRunt
 from .action import (
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
+    BACKWARDS,
     COMMUNICATION,
     COMPUTE,
     FORWARD,
@@ -82,11 +84,20 @@ def torch_schedule(
     Raises:
         ValueError: the stages are not those of the schedule, `verify` finds a problem, or torch cannot run the schedule
             or would silently not reduce gradients (see the module).
+        TypeError: the schedule is not a `Schedule`, or a stage is not one of torch's.
     """
-    found = [stages] if isinstance(stages, TorchStage) else sorted(stages, key=lambda stage: stage.stage_index)
+    if not isinstance(schedule, Schedule):
+        raise TypeError(f"schedule is a {type(schedule).__name__}: call symm_overlap.pipeline.generators.generate")
+    given = list(stages) if isinstance(stages, Sequence) else [stages]
+    for stage in given:
+        if not isinstance(stage, TorchStage):
+            raise TypeError(f"a stage is a {type(stage).__name__}: give torch's PipelineStage")
+    found = sorted(given, key=lambda stage: stage.stage_index)
     lowered = _lowered(schedule if split else _unsplit(schedule), deferred)
     table = to_torch(lowered)  # first, so that an action that torch does not know is the first error reported
     _check_stages(schedule, found)
+    if not any(leaf.kind in BACKWARDS for row in schedule.rows for action in row if action for leaf in action.leaves):
+        raise ValueError("the schedule has no backwards, without which torch's runtime rejects it: use PipelineRuntime")
     verify(lowered, transport=_TRANSPORT).raise_for_problems()
     _check_order_of_losses(schedule)
     for stage in found if loss_fn is not None else ():

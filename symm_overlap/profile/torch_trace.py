@@ -33,7 +33,7 @@ def read_torch_trace(path: Path) -> list[Recording]:
         raw = path.read_bytes()
         text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8")
         trace = json.loads(text, strict=False)  # names of kernels may have any characters
-    except (ValueError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except (ValueError, EOFError, zlib.error, gzip.BadGzipFile, RecursionError) as error:  # nested too deeply
         raise ValueError(
             f"{path} is neither JSON nor gzipped JSON, nor an SQLite database ({error}): give a trace that torch's "
             "profiler has exported, or a report of Nsight Systems after nsys export --type sqlite"

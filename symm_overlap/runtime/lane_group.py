@@ -7,27 +7,68 @@ process because sizes differ.
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
 from datetime import timedelta
+from threading import Thread
 
 import torch
 import torch.distributed as dist
 
+from .. import _C
 from .._torch import device_types_of, gloo_group
 from .group import GroupState
+
+_LOOK_EVERY = 0.1
+"""Seconds between two looks for ranks that have died, while a group is being made."""
 
 
 def lane_group(state: GroupState, group: dist.ProcessGroup, lane: int, seconds: float) -> dist.ProcessGroup:
     """Return the group whose collectives lane ``lane`` of ``group`` uses. The lane's first call of this is collective.
 
     Lane 0 uses ``group`` itself. On CUDA, the other lanes do not call the collectives of torch.distributed.
+
+    Raises:
+        DistBackendError: a rank has died, or not all ranks have come before the deadline of ``seconds``.
     """
     if lane == 0:
         return group
     known = state.lane_groups.get(lane)
     if known is None:  # one thread at a time uses a lane, so no other thread creates this group now
-        known = gloo_group(group, f"symm_overlap/{group.group_name}/lane {lane}", timedelta(seconds=seconds))
-        state.lane_groups[lane] = known
+        known = state.lane_groups[lane] = _made(state, group, lane, seconds)
     return known
+
+
+def _made(state: GroupState, group: dist.ProcessGroup, lane: int, seconds: float) -> dist.ProcessGroup:
+    """Make the group of a lane, and look for dead ranks meanwhile. Torch itself would wait for them until the deadline,
+    in the store, so another thread waits there. After an error, that thread is left behind until the deadline.
+    """
+    found: Future[dist.ProcessGroup] = Future()
+    name, where = f"symm_overlap/{state.name}/lane {lane}", f"symm_overlap: the group of lane {lane} of {state.name!r}"
+
+    def make() -> None:
+        try:
+            found.set_result(gloo_group(group, name, timedelta(seconds=seconds)))
+        except BaseException as error:
+            found.set_exception(error)
+
+    Thread(target=make, name=name, daemon=True).start()
+    while True:
+        try:
+            return found.result(_LOOK_EVERY)
+        except RuntimeError as error:
+            reason = f"was not made within {seconds:g} s, because not all ranks came: {str(error).splitlines()[0]}"
+            raise dist.DistBackendError(f"{where} {reason}") from error
+        except NotYet:
+            _require_living(state, where)
+
+
+def _require_living(state: GroupState, where: str) -> None:
+    for peer in range(state.world):
+        if peer != state.rank and (why := _C.death_of(state.name, peer)):
+            raise dist.DistBackendError(
+                f"{where} cannot be made: rank {peer} {why}. Its own output says why it ended; this group cannot go on."
+            )
 
 
 def message_group(state: GroupState, group: dist.ProcessGroup, lane: int, seconds: float) -> dist.ProcessGroup:

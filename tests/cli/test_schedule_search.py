@@ -60,11 +60,13 @@ def test_it_prints_the_table_and_writes_what_it_found(costs, tmp_path, capsys):
         (["--out", "nowhere/best.csv"], 2, "nowhere/best.csv: No such file"),
         (["--out", "."], 2, ".: Is a directory"),
         (["--lowered", "/dev/full"], 2, "/dev/full: No space left"),
+        (["--cost", "many.toml"], 2, "layers is 1001: this command works up to 1000"),
         (["--microbatches", "99999999"], 2, "ranks * (microbatches + ranks) is 2e+08"),
     ],
 )
 def test_mistakes_are_told(costs, tmp_path, monkeypatch, capsys, arguments, code, message):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "many.toml").write_text("layers = 1001")
     given = ["--ranks", "2", "--microbatches", "3", "--cost", costs, "--steps", "30", *arguments]
     assert run(*given) == code
     error = capsys.readouterr().err

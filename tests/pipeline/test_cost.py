@@ -253,6 +253,23 @@ def test_costs_that_cannot_be_are_refused(wrong: dict[str, float], text: str) ->
         simulate_cost(table(*TWO_RANKS), PipelineCosts(**wrong))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"forward": None},
+        {"input_grad": None},
+        {"activation": [1.0, None]},
+        {"overlap": None},
+        {"bandwidth": [1.0, 1.0]},
+        {"latency": "1"},
+    ],
+)
+def test_costs_that_are_not_numbers_are_refused(wrong: dict[str, object]) -> None:
+    (name,) = wrong
+    with pytest.raises(TypeError, match=rf"{name} is .*: give a number"):
+        PipelineCosts(**wrong)  # type: ignore[arg-type]
+
+
 def test_memory_that_is_freed_and_taken_at_one_time_is_not_counted_twice() -> None:
     """Times that are this close count as equal, so a forward may start slightly before its memory is freed."""
     changes = [(0.0, 1.0, 0.0), (2.0 - 1e-10, 1.0, 0.0), (2.0, -1.0, 0.0), (3.0, -1.0, 0.0)]

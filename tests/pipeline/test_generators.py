@@ -167,6 +167,11 @@ def test_sizes_are_integers():
             generate("1F1B", size, 4)
 
 
+def test_a_name_is_a_text():
+    with pytest.raises(ValueError, match="there is no schedule None: it is one of GPipe"):
+        generate(None, 2, 4)
+
+
 def test_names_are_found_however_they_are_written():
     assert generate("zb_h1", 2, 4) == generate("ZB-H1", 2, 4) == GENERATORS["ZB-H1"](2, 4)
     assert generate("zbv", 2, 4) == generate("ZBVZeroBubble", 2, 4, 2)

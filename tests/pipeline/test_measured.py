@@ -64,6 +64,11 @@ def test_steps_without_a_forward_are_refused():
         measured_costs(generate("GPipe", 2, 1), [[[TimedAction(Action(0, "F", 0), 0.0, 1.0)], []]])
 
 
+def test_a_step_without_actions_has_no_span():
+    with pytest.raises(ValueError, match="the step has no actions"):
+        span([[], []])
+
+
 def test_a_message_that_was_there_already_says_nothing_of_the_latency():
     schedule = lower(generate("GPipe", 2, 1))
     rows = [

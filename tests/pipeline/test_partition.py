@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from itertools import combinations, pairwise
 
 import pytest
@@ -66,6 +67,22 @@ def test_balanced_has_the_shortest_longest_stage_and_then_the_least_squares(seed
 
     for stages in (1, 2, 3, 8):
         assert key(balanced(layers, stages)) == pytest.approx(min(map(key, all_partitions(8, stages))))
+
+
+@pytest.mark.parametrize("unit", [2.0**-700, 2.0**500, 2.0**530, 2.0**1000])
+def test_balanced_has_the_same_stages_in_any_unit(unit):
+    def sizes(unit):
+        forward = tuple(unit * each for each in (3.0, 1.0, 1.0, 2.0, 2.0, 1.0, 1.0, 3.0))
+        return balanced(LayerCosts(8, PipelineCosts(forward=forward, input_grad=0.0, weight_grad=0.0)), 4)
+
+    assert sizes(unit) == sizes(1.0) == (1, 3, 2, 2)
+
+
+def test_balanced_is_quick_for_many_layers():
+    layers = LayerCosts(1000, PipelineCosts())
+    began = time.monotonic()
+    assert balanced(layers, 8) == (125,) * 8
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -198,6 +198,7 @@ CUT_SHORT = gzip.compress(b'{"traceEvents": []}' * 99, mtime=0)
         (b"\x1f\x8b damaged", "neither JSON nor gzipped JSON"),
         (CUT_SHORT[:40], "neither JSON nor gzipped JSON"),
         (CUT_SHORT[:30] + bytes(30), "neither JSON nor gzipped JSON"),
+        (b"[" * 100_000, "neither JSON nor gzipped JSON"),
         (b"not a trace", "neither JSON nor gzipped JSON"),
         (b"\xff\xfe\x00", "neither JSON nor gzipped JSON"),
         (b'{"some": "thing"}', "has no traceEvents"),

@@ -52,7 +52,7 @@ def generate(name: str, ranks: int, microbatches: int, stages_per_rank: int | No
         TypeError, ValueError: there is no such generator, or it cannot create the schedule. The message says why, and
             names the nearest arguments that work.
     """
-    found = _BY_PLAIN_NAME.get(_plain(name))
+    found = _BY_PLAIN_NAME.get(_plain(name)) if isinstance(name, str) else None
     if found is None:
         raise ValueError(f"there is no schedule {name!r}: it is one of {', '.join(GENERATORS)}")
     if stages_per_rank is None:

@@ -31,6 +31,9 @@ class Chunks:
         Raises:
             ValueError: the batch cannot be cut into ``count`` microbatches.
         """
+        _require_cuttable("arguments", args, self._args is not None)
+        _require_cuttable("keyword arguments", kwargs, self._kwargs is not None)
+        _require_cuttable("target", target, False)
         args_split: Sequence[tuple[Any, ...]] = [()] * self.count
         kwargs_split: Sequence[dict[str, Any]] = [{}] * self.count
         targets: Sequence[Any] = [None] * self.count
@@ -41,7 +44,7 @@ class Chunks:
                 )
             if target is not None:
                 targets = [each[0] for each in split_args_kwargs_into_chunks((target,), {}, self.count)[0]]
-        except AssertionError as error:  # torch raises this if there are too few rows
+        except (AssertionError, IndexError) as error:  # too few rows; a TensorChunkSpec of another dimension
             raise ValueError(f"a batch cannot be cut into {self.count} microbatches: {error}") from None
         for name, found in (("arguments", args_split), ("keyword arguments", kwargs_split), ("target", targets)):
             if len(found) != self.count:
@@ -63,6 +66,17 @@ class Chunks:
         if any(structure != structures[0] for structure in structures):
             return list(results)
         return tree_unflatten([_merged(each) for each in zip(*leaves, strict=True)], structures[0])
+
+
+def _require_cuttable(name: str, values: Any, specified: bool) -> None:
+    """Raise ValueError for tensors that have no rows. ``specified`` is True if the caller says how they are cut."""
+    for value in tree_flatten(values)[0] if not specified else ():
+        if isinstance(value, Tensor) and not (value.dim() and value.shape[0]):
+            advice = "" if value.dim() else ". Give a number in place of it, which every microbatch gets"
+            raise ValueError(
+                f"the {name} of this step cannot be cut into microbatches: a tensor of shape {tuple(value.shape)} has "
+                f"no rows{advice}"
+            )
 
 
 def _merged(values: tuple[Any, ...]) -> Any:

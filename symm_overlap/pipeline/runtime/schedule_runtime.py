@@ -44,7 +44,8 @@ class PipelineRuntime:
         chunk_args, chunk_kwargs, merge_output: how batches are cut and results are merged, as ``args_chunk_spec``,
             ``kwargs_chunk_spec`` and ``output_merge_spec`` of torch's schedules; by default along dimension 0.
         tied: parameters that several stages share. Each is a list of (stage, name in its module). All copies start
-            with the value of the lowest stage's copy, and each gets the sum of the gradients of all copies.
+            with the value of the lowest stage's copy, and each gets the sum of the gradients of all copies. Lists that
+            share a copy count as one.
         transport: "symmetric" puts messages into symmetric memory. They must then have the same shapes in every step.
             "c10d" sends them by torch.distributed, in any shape. None uses "symmetric" if the ranks can reach each
             other's memory, and otherwise "c10d".
@@ -58,6 +59,7 @@ class PipelineRuntime:
     Raises:
         ValueError: there is no process group, `verify` finds a problem in the schedule, the stages are not those that
             the schedule places on this rank, or there is a loss but no backward.
+        TypeError: a stage is not a `Stage`, or the schedule is neither a `Schedule` nor a name.
     """
 
     def __init__(
@@ -83,6 +85,9 @@ class PipelineRuntime:
             raise ValueError("there is no process group: call torch.distributed.init_process_group first")
         rank, world = dist.get_rank(found), dist.get_world_size(found)
         mine = [stages] if isinstance(stages, Stage) else list(stages)
+        for stage in mine:
+            if not isinstance(stage, Stage):
+                raise TypeError(f"a stage is a {type(stage).__name__}: wrap the module in Stage(module, index)")
         self.schedule = _complete(schedule, world, len(mine), microbatches)
         _require_stages(self.schedule, rank, [stage.index for stage in mine])
         if loss is not None and _kinds(self.schedule).isdisjoint(BACKWARDS):
@@ -199,7 +204,10 @@ def _complete(schedule: Schedule | str, ranks: int, stages: int, microbatches: i
         ValueError: `verify` finds a problem, or the schedule is for other numbers of ranks or microbatches.
     """
     if isinstance(schedule, str):
-        schedule = generate(schedule, ranks=ranks, microbatches=microbatches or 2 * ranks, stages_per_rank=stages)
+        count = 2 * ranks if microbatches is None else microbatches
+        schedule = generate(schedule, ranks=ranks, microbatches=count, stages_per_rank=stages)
+    elif not isinstance(schedule, Schedule):
+        raise TypeError(f"schedule is a {type(schedule).__name__}: it must be a Schedule, or the name of a generator")
     elif microbatches not in (None, schedule.microbatches):
         raise ValueError(f"microbatches is {microbatches}, and the schedule has {schedule.microbatches}")
     if schedule.ranks != ranks:

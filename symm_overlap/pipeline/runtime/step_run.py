@@ -31,6 +31,7 @@ from ..schedule import Schedule
 from ._torch import tree_flatten, tree_map
 from .message import Message, described, gradients_of
 from .record import Record
+from .sendable import sendable, short
 from .stage import Stage
 from .transport import Transport
 
@@ -169,7 +170,7 @@ class StepRun:
             if next_stage is None:
                 self._end(stage, microbatch, output)
                 return
-        tensors = _values(index, output, self._device)
+        tensors = sendable(index, output, self._device)
         message = self.messages[key] = described(tensors)
         if not self._backward:
             message = self.messages[key] = tuple(value._replace(differentiable=False) for value in message)
@@ -192,8 +193,10 @@ class StepRun:
         if self._loss is None:
             return
         loss = self._loss(output, self._batch.targets[microbatch])
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise TypeError(f"the loss of microbatch {microbatch} is {_short(loss)}: it must be a tensor of one number")
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.is_complex():
+            raise TypeError(
+                f"the loss of microbatch {microbatch} is {short(loss)}: it must be a tensor of one real number"
+            )
         self.losses[microbatch] = loss.detach()
         if self._backward:
             if not loss.requires_grad:
@@ -257,38 +260,6 @@ def _chunk(step: Step) -> Key:
 @lru_cache(maxsize=4096)
 def _action(label: str) -> Action:
     return Action.parse(label)
-
-
-def _values(index: int, output: Any, device: torch.device) -> list[Tensor]:
-    """Return the tensors that a stage passes to the next one.
-
-    Raises:
-        TypeError: a value is not a tensor, is a DTensor, or is on another device.
-    """
-    values = list(output) if isinstance(output, (tuple, list)) else [output]
-    for value in values:
-        if isinstance(value, DTensor):
-            raise TypeError(
-                f"stage {index} returned a DTensor, whose mesh the next stage's ranks do not have: return its "
-                "to_local(), and create a DTensor from it in the next stage"
-            )
-        if not isinstance(value, Tensor):
-            raise TypeError(
-                f"stage {index} returned {_short(value)}: a stage before the last one must return a tensor or a tuple "
-                "of tensors"
-            )
-        if value.device != device:
-            raise TypeError(
-                f"stage {index} returned a tensor on {value.device}, but the pipeline's messages are on {device}"
-            )
-    return values
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _is_dense(tensor: Tensor) -> bool:

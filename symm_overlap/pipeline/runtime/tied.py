@@ -52,11 +52,12 @@ class TiedParameters:
     Args:
         schedule: the schedule of the pipeline.
         stages: the stages of this rank.
-        tied: for each parameter, (stage, name) of its copies.
+        tied: for each parameter, (stage, name) of its copies. Lists that share a copy are one list.
         rank: this rank.
 
     Raises:
-        ValueError: there is no such stage or parameter, or copies on this rank differ in shape.
+        ValueError: there is no such stage or parameter, copies on this rank differ in shape, or a parameter of this
+            rank has two names that are in different lists.
     """
 
     def __init__(
@@ -66,7 +67,8 @@ class TiedParameters:
         tied: Sequence[Sequence[tuple[int, str]]],
         rank: int,
     ) -> None:
-        numbered = {**dict(enumerate(tied)), **_replicas(schedule, stages, len(tied))}
+        united = _united(schedule, tied)
+        numbered = {**dict(enumerate(united)), **_replicas(schedule, stages, united)}
         self.rank = rank
         self._find = partial(_found, schedule, stages, numbered, rank)
         self._ties = self._find()
@@ -175,13 +177,40 @@ def _found(
 ) -> dict[int, _Tie]:
     """Return the tied parameters of which this rank has copies, by their numbers."""
     ties = {index: _tie(schedule, stages, copies, rank) for index, copies in numbered.items()}
-    return {index: tie for index, tie in ties.items() if rank in tie.ranks}
+    mine = {index: tie for index, tie in ties.items() if rank in tie.ranks}
+    known: dict[int, int] = {}
+    for index, tie in mine.items():
+        for copy in tie.mine:
+            if (other := known.setdefault(id(copy), index)) != index:
+                raise ValueError(
+                    f"tied parameters {list(numbered[other])} and {list(numbered[index])} share a parameter on rank "
+                    f"{rank}, under two names: put all copies of it into one list"
+                )
+    return mine
+
+
+def _united(schedule: Schedule, tied: Sequence[Sequence[tuple[int, str]]]) -> list[list[tuple[int, str]]]:
+    """Return the lists of tied parameters. Lists that share a copy are united, and so are those of the replicas.
+
+    If there are two pipelines, a parameter has a copy in the other one, which is equal to it too. Every rank gets the
+    same lists in the same order.
+    """
+    each = schedule.stages // schedule.pipelines
+    united: list[set[tuple[int, str]]] = []
+    for copies in tied:
+        for stage, _ in copies:
+            if not 0 <= stage < schedule.stages:
+                raise ValueError(f"tied parameters name stage {stage}, and there are stages 0 to {schedule.stages - 1}")
+        found = {(copy, name) for stage, name in copies for copy in range(stage % each, schedule.stages, each)}
+        for other in [other for other in united if other & found]:
+            united.remove(other)
+            found |= other
+        if found:
+            united.append(found)
+    return [sorted(found) for found in united]
 
 
 def _tie(schedule: Schedule, stages: Mapping[int, Stage], copies: Sequence[tuple[int, str]], rank: int) -> _Tie:
-    for stage, _ in copies:
-        if not 0 <= stage < schedule.stages:
-            raise ValueError(f"tied parameters name stage {stage}, and there are stages 0 to {schedule.stages - 1}")
     placed = sorted((stage, schedule.rank_of(stage), name) for stage, name in copies)
     mine: dict[int, nn.Parameter] = {}
     for stage, owner, name in placed:
@@ -197,18 +226,24 @@ def _tie(schedule: Schedule, stages: Mapping[int, Stage], copies: Sequence[tuple
     return _Tie(ranks, placed[0][1], tuple(mine.values()))
 
 
-def _replicas(schedule: Schedule, stages: Mapping[int, Stage], start: int) -> dict[int, Sequence[tuple[int, str]]]:
+def _replicas(
+    schedule: Schedule, stages: Mapping[int, Stage], united: Sequence[Sequence[tuple[int, str]]]
+) -> dict[int, Sequence[tuple[int, str]]]:
     """Return the ties of the replicas: if there are two pipelines, every parameter has a copy in the other one.
 
-    A rank only knows the parameters of its own stages. So each stage of a pipeline has a fixed range of numbers, from
-    ``start`` on. A parameter and its copy get the same number, although they are on different ranks.
+    A rank only knows the parameters of its own stages. So each stage of a pipeline has a fixed range of numbers, after
+    those of the lists in ``united``, whose parameters are left out. A parameter and its copy get the same number,
+    although they are on different ranks.
     """
     found: dict[int, Sequence[tuple[int, str]]] = {}
+    start, taken = len(united), {copy for copies in united for copy in copies}
     each = schedule.stages // schedule.pipelines
     for stage in range(each) if schedule.pipelines > 1 else ():
         copies = range(stage, schedule.stages, each)
         names = next((_names(stages[copy]) for copy in copies if copy in stages), [])
         for number, name in enumerate(names):
+            if (stage, name) in taken:
+                continue
             found[start + stage * _MOST_PARAMETERS + number] = [(copy, name) for copy in copies]
     return found
 

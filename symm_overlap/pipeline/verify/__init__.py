@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...plan.verdict import Verdict
-from ..schedule import Schedule
+from ..schedule import Schedule, require_equal_shares
 from .counts import consumed, misplaced, wrong_counts, wrong_order
 from .deadlock import TRANSPORTS, deadlocks
 from .links import RECVS, SENDS, unpaired
@@ -64,10 +64,11 @@ def verify(schedule: Schedule, *, transport: str = "rendezvous") -> Report:
         The problems, if any, and peaks. ``report.ok`` is True if there are none.
 
     Raises:
-        ValueError: there is no such transport.
+        ValueError: there is no such transport, or pipelines cannot share the stages and the microbatches equally.
     """
     if transport not in TRANSPORTS:
         raise ValueError(f"transport is {transport!r}: it must be one of {', '.join(map(repr, TRANSPORTS))}")
+    require_equal_shares(schedule)
     index = Index(schedule)
     problems = tuple(_problems(schedule, index, transport))
     return Report(

@@ -27,6 +27,9 @@ from ..schedule import Schedule
 from .problem import Index, Problem
 
 _AWAITED = {WAIT_SEND_F: SEND_F, WAIT_SEND_B: SEND_B, WAIT_REDUCE_GRAD: REDUCE_GRAD}
+MOST_MISSING = 1000
+"""The most missing actions that are reported. One mistyped number can make millions of microbatches."""
+
 _KINDS = KINDS - {OVERLAP_F_B}  # a compound is replaced by its parts
 _BACKWARDS = (FULL_BACKWARD, BACKWARD_INPUT)
 
@@ -57,6 +60,16 @@ def wrong_counts(schedule: Schedule, index: Index) -> Iterator[Problem]:
         # A stage may be gathered, and freed, more than once.
         if len(places) > 1 and action.kind not in ("UNSHARD", "RESHARD"):
             yield Problem("duplicated", tuple(places), f"{action} is there {len(places)} times")
+    for number, problem in enumerate(_missing(schedule, index)):
+        if number == MOST_MISSING:
+            text = f"more actions: the schedule has {schedule.microbatches} microbatches"
+            yield Problem("missing", (), f"{text}. If that is wrong, an action has a wrong number")
+            break
+        yield problem
+
+
+def _missing(schedule: Schedule, index: Index) -> Iterator[Problem]:
+    """Find forwards that are missing, and backwards that are missing or have too many parts."""
     backward = not index.kinds.isdisjoint((FULL_BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT))
     for stage in range(schedule.stages):
         for microbatch in schedule.microbatches_of(stage):

@@ -93,6 +93,65 @@ def test_copies_of_which_one_is_used_get_its_gradient(ranks: Pool, transport: st
     ranks.run(2, used_by_one, transport)
 
 
+OVERLAPPING = [
+    [[(0, "spare"), (1, "spare")], [(1, "spare"), (3, "spare")]],
+    [[(0, "spare"), (3, "spare")], [(1, "spare"), (3, "spare")], []],
+    [[(3, "spare"), (1, "spare"), (1, "spare"), (0, "spare")]],
+]
+
+
+def in_several_lists(me: Rank, tied: list[list[tuple[int, str]]], transport: str) -> None:
+    whole, mine = ([Used(stage) for stage in range(4)] for _ in range(2))
+    for module in (whole[0], mine[0]):
+        nn.init.ones_(module.spare)
+    for stage in (1, 3):
+        whole[stage].spare = whole[0].spare
+    runtime = runtime_of(me, "Interleaved1F1B", 4, list(mine), loss=squared, tied=tied, transport=transport)
+    for step in range(2):
+        x, target = batch(4, step)
+        wanted = reference(whole, x, target, 4)[2]
+        runtime.step(x, target=target)
+        for stage in runtime.schedule.stages_of_ranks[me.rank]:
+            assert_gradients(gradients(mine[stage]), wanted[stage])
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("number", range(len(OVERLAPPING)))
+def test_lists_that_share_a_copy_are_one_list(ranks: Pool, number: int, transport: str) -> None:
+    ranks.run(2, in_several_lists, OVERLAPPING[number], transport)
+
+
+def in_two_pipelines(me: Rank, transport: str) -> None:
+    whole = layers(me, 2)
+    whole[1].linear.weight = whole[0].linear.weight
+    mine = layers(me, 2) + layers(me, 2)  # the second pipeline has copies of the stages of the first
+    tied = [[(0, "linear.weight"), (1, "linear.weight")]]
+    runtime = runtime_of(me, "DualPipe", 4, mine, loss=squared, tied=tied, transport=transport)
+    for step in range(2):
+        x, target = batch(4, step)
+        wanted = reference(whole, x, target, 4)[2]
+        runtime.step(x, target=target)
+        for stage in runtime.schedule.stages_of_ranks[me.rank]:
+            assert_gradients(gradients(mine[stage]), wanted[stage % 2])
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_copies_in_both_pipelines_are_tied(ranks: Pool, transport: str) -> None:
+    ranks.run(2, in_two_pipelines, transport)
+
+
+def under_two_names(me: Rank) -> None:
+    mine = layers(me, 2)
+    mine[0].other = mine[0].linear.bias
+    tied = [[(0, "other"), (1, "norm.bias")], [(0, "linear.bias"), (1, "linear.bias")]]
+    with pytest.raises(ValueError, match="share a parameter on rank 0, under two names: put all copies"):
+        runtime_of(me, "Interleaved1F1B", 4, list(mine), loss=squared, tied=tied)
+
+
+def test_one_parameter_under_two_names_is_told(ranks: Pool) -> None:
+    ranks.run(1, under_two_names)
+
+
 def named_differently(me: Rank) -> None:
     tied: Any = [[(0, "linear.weight"), (1, "linear.weight")]] if me.rank == 0 else []
     runtime = runtime_of(me, "1F1B", 4, layers(me, 2), loss=squared, tied=tied)

@@ -1,0 +1,47 @@
+"""What a stage may pass to the next one: strided tensors on the device of the messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+
+def sendable(index: int, output: Any, device: torch.device) -> list[Tensor]:
+    """Return the tensors that a stage passes to the next one.
+
+    Raises:
+        TypeError: a value is not a tensor, is a DTensor, is not strided, or is on another device.
+    """
+    values = list(output) if isinstance(output, (tuple, list)) else [output]
+    for value in values:
+        if isinstance(value, DTensor):
+            raise TypeError(
+                f"stage {index} returned a DTensor, whose mesh the next stage's ranks do not have: return its "
+                "to_local(), and create a DTensor from it in the next stage"
+            )
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"stage {index} returned {short(value)}: a stage before the last one must return a tensor or a tuple "
+                "of tensors"
+            )
+        if value.layout != torch.strided:
+            raise TypeError(
+                f"stage {index} returned a tensor with the layout {value.layout}, which cannot be sent: return its "
+                "to_dense()"
+            )
+        if value.device != device:
+            raise TypeError(
+                f"stage {index} returned a tensor on {value.device}, but the pipeline's messages are on {device}"
+            )
+    return values
+
+
+def short(value: Any) -> str:
+    """Return a value as text for a message, in at most a line."""
+    if isinstance(value, Tensor):
+        return f"a{' complex' * value.is_complex()} tensor of shape {tuple(value.shape)}"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
