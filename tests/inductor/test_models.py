@@ -182,6 +182,31 @@ def test_bfloat16_is_as_exact_as_in_eager_mode(ranks: Pool) -> None:
     ranks.run(2, in_bfloat16, timeout=120)
 
 
+def under_autocast(me: Rank) -> None:
+    torch._dynamo.reset()
+    symm_overlap.inductor.clear()
+    torch.manual_seed(me.rank)
+    module = models.common("MLP, dim 1, no bias")(DeviceMesh.from_group(me.group, "cpu"))
+    x, results = torch.randn(2, LENGTH // me.world, models.WIDTH), []
+    for custom_pass in (None, OverlapPass(Choices())):
+        model = compiled_up_to_the_pass(module, custom_pass)
+        with comparing(False), torch.autocast("cpu", torch.bfloat16):
+            results.append([tensor.clone() for tensor in step(model, module, x)])
+        torch._dynamo.reset()
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+    forward, backward = symm_overlap.inductor.report().graphs
+    # 32 numbers of each of 2 x 8 rows, in bfloat16, from the other rank
+    assert {site.moved for site in forward.sites} == {2 * LENGTH // me.world * models.WIDTH * 2}
+    assert (forward.fused, backward.fused) == (2, 1)
+    (skipped,) = backward.skipped
+    assert "cast to torch.float32 before it is reduced" in skipped.reason
+
+
+def test_under_autocast_bfloat16_is_gathered(ranks: Pool) -> None:
+    ranks.run(2, under_autocast, timeout=120)
+
+
 def symbolic_sizes(me: Rank) -> None:
     torch._dynamo.reset()
     symm_overlap.inductor.clear()

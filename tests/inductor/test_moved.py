@@ -54,6 +54,11 @@ def a_gather_that_is_quantised(world: int, name: str, new: New) -> Any:
     return multiplied(new, *quantised(whole, whole.abs().max()))
 
 
+@moves(lambda w: (w - 1) * 4 * 16 * 2)  # float16
+def a_gather_that_is_cast(world: int, name: str, new: New) -> Any:
+    return gather(new(4, 16), world, name).half() @ new(16, 5).half()
+
+
 @moves(lambda w: (w - 1) * 4 * 5 * 4)
 def a_scatter(world: int, name: str, new: New) -> Any:
     return scatter(new(4 * world, 6) @ new(6, 5) + new(4 * world, 3) @ new(3, 5), world, name)

@@ -22,6 +22,7 @@ from ..choices import Choices
 from ..graph import Writer, aten, value
 from ..matmul import Matmul, matmul_of, why_no_matmul
 from ..moved import of_parts
+from .cast_first import why_not_first
 from .gathered import Gathered, Rows, sizes_ahead
 from .pattern import SkipError, ancestors, c10d, choice_of, path_of, require_unwritten, writing
 from .quantised import MOVED_FIRST, Quantised
@@ -110,7 +111,8 @@ class AllGather:
             raise SkipError("its result is used without a wait")
         if not self.uses:
             users = (user for node in gathered.nodes for user in node.users)
-            reason = next(filter(None, map(why_no_matmul, users)), "") or Quantised(self.graph, self.node).reason
+            reason = next(filter(None, map(why_no_matmul, users)), "")
+            reason = reason or Quantised(self.graph, self.node).reason or why_not_first(gathered)
             self.candidate = bool(reason)
             why = "no matmul uses the gathered tensor on its left, or as the gradient of a weight does"
             raise SkipError(reason or why)

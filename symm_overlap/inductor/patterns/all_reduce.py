@@ -22,7 +22,7 @@ from ..matmul import Matmul
 from ..moved import of_all_reduce
 from .pattern import SkipError, arranged, c10d, choice_of, give_way, path_of, require_unwritten, results, writing
 from .reduce_scatter import ReduceScatter
-from .terms import NO_PRODUCT, Product, Terms
+from .terms import Product, Terms
 
 
 class AllReduce:
@@ -44,7 +44,7 @@ class AllReduce:
         reduce_op = self.node.args[1]
         if not self.candidate:
             self.candidate = bool(self.terms.unknown)
-            raise SkipError(self.terms.unknown or NO_PRODUCT)
+            raise SkipError(self.terms.why_none)
         if reduce_op not in ("sum", "avg"):
             raise SkipError(f"the reduction is {reduce_op!r}: 'sum' and 'avg' can be fused")
         term, *others = self.terms

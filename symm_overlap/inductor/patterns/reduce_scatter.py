@@ -20,7 +20,7 @@ from ..graph import Writer, aten, value
 from ..matmul import Matmul
 from ..moved import of_parts
 from .pattern import SkipError, c10d, choice_of, give_way, path_of, require_unwritten, results, writing
-from .terms import NO_PRODUCT, Place, Product, Terms
+from .terms import Place, Product, Terms
 
 
 class ReduceScatter:
@@ -41,7 +41,7 @@ class ReduceScatter:
         terms = self.terms
         if not self.candidate:
             self.candidate = bool(self.terms.unknown)
-            raise SkipError(self.terms.unknown or NO_PRODUCT)
+            raise SkipError(self.terms.why_none)
         if reduce_op not in ("sum", "avg"):
             raise SkipError(f"the reduction is {reduce_op!r}: 'sum' and 'avg' can be fused")
         old = results(self.node)

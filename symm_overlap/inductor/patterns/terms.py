@@ -11,7 +11,10 @@ from .._torch import known
 from ..arrangement import Dimension, Size, atoms_of, of_shape, settled, size_of, take
 from ..graph import aten, step_of, value
 from ..matmul import Matmul, matmul_of, why_no_matmul
+from .cast_first import is_cast
 from .pattern import SkipError, ancestors, arranged
+
+_SCALINGS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 
 NO_PRODUCT = "what is reduced is not a whole product of a matmul, nor a sum with one"
 """Why a reduction without products among its terms is skipped. A part of a product may be reduced, or several products
@@ -92,8 +95,15 @@ class Terms:
 
     @property
     def unknown(self) -> str:
-        """Why a matmul of torch among the terms cannot be replaced; empty if there is no such matmul."""
-        return next(filter(None, (why_no_matmul(term.node) for term in self)), "")
+        """Why matmuls among the terms cannot be replaced; empty if there are none."""
+        return next(filter(None, (why_no_matmul(term.node) or _why_cast(term.node) for term in self)), "")
+
+    @property
+    def why_none(self) -> str:
+        """Why there is no product among the terms."""
+        if not self.unknown and any(term.node.target in _SCALINGS and _has_product(term.node) for term in self):
+            return "a product is multiplied or divided by something before it is reduced"
+        return self.unknown or NO_PRODUCT
 
     @property
     def inputs(self) -> list[Node]:
@@ -158,6 +168,36 @@ class Terms:
             return None
         behind = ancestors(self.inputs)
         return next((term for term in self if term.shared and term.node in behind), None)
+
+
+def _why_cast(node: Node) -> str:
+    """Return why a product, or a sum with one, that is cast before it is reduced cannot be fused; empty for others."""
+    if not is_cast(node) or not _has_product(node):
+        return ""
+    dtype, own = value(node).dtype, value(node.args[0]).dtype  # type: ignore[arg-type]
+    return (
+        f"a product is cast to {dtype} before it is reduced, and the op would round the sum to {own}: multiply "
+        f"{dtype}, or reduce {own} and cast afterwards"
+    )
+
+
+def _has_product(node: Node) -> bool:
+    """True if a node is computed from a matmul by rearranging, adding, scaling and casting alone."""
+    seen, left = {node}, [node]
+    while left:
+        each = left.pop()
+        if matmul_of(each) is not None:
+            return True
+        step = step_of(each)
+        if step is not None:
+            sources = [step.source]
+        elif is_cast(each) or each.target in (*_SCALINGS, aten.add.Tensor):
+            sources = each.all_input_nodes
+        else:
+            continue
+        left += [source for source in sources if source not in seen]
+        seen.update(sources)
+    return False
 
 
 def _is_product(node: Node) -> bool:

@@ -1,0 +1,99 @@
+"""Small programs with casts between collectives and matmuls, as autocast makes them. See `tests.inductor.cases`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.inductor.cases import New, fused, gather, reduce, scatter, skipped
+
+HALF = torch.float16  # not wider than the tensors of any test
+
+
+@fused(2)
+def a_cast_between_a_gather_and_two_matmuls(world: int, name: str, new: New) -> Any:
+    whole = gather(new(4, 6), world, name).to(HALF)
+    return whole @ new(6, 5).to(HALF), whole @ new(6, 3).to(HALF), whole
+
+
+@fused(1)
+def a_cast_of_chunks_that_are_concatenated(world: int, name: str, new: New) -> Any:
+    """This is how DTensor gathers dimension 1."""
+    whole = torch.cat(gather(new(2, 4, 6), world, name).split(2), 1)
+    return whole.to(HALF).view(-1, 6) @ new(6, 5).to(HALF)
+
+
+@fused(2)
+def each_matmul_has_a_cast_of_its_own(world: int, name: str, new: New) -> Any:
+    whole = gather(new(4, 6), world, name)
+    return whole.to(HALF) @ new(6, 5).to(HALF), whole.to(HALF) @ new(6, 3).to(HALF)
+
+
+@fused(1)
+def a_cast_before_the_gradient_of_a_weight(world: int, name: str, new: New) -> Any:
+    return gather(new(4, 6), world, name).to(HALF).t() @ new(4 * world, 5).to(HALF)
+
+
+@skipped("it is cast to torch.float16 before a matmul, and something else uses it without the cast")
+def a_gathered_tensor_that_is_used_without_the_cast_too(world: int, name: str, new: New) -> Any:
+    whole = gather(new(4, 6), world, name)
+    return whole.to(HALF) @ new(6, 5).to(HALF), whole.relu()
+
+
+@skipped("it is cast to torch.float16 and torch.float64 before a matmul")
+def casts_to_two_dtypes(world: int, name: str, new: New) -> Any:
+    whole = gather(new(4, 6), world, name)
+    return whole.to(HALF) @ new(6, 5).to(HALF), whole.double().t()
+
+
+@skipped("it is cast to torch.float64 before a matmul, and cast first, it would move more bytes")
+def a_cast_to_more_bytes(world: int, name: str, new: New) -> Any:
+    return gather(new(4, 6), world, name).double() @ new(6, 5).double()
+
+
+@skipped("copy_.default writes into a tensor that the fused op would use")
+def the_shard_is_overwritten_before_the_cast(world: int, name: str, new: New) -> Any:
+    shard = new(4, 6)
+    whole = gather(shard, world, name)
+    shard.copy_(new(4, 6))
+    return whole.to(HALF) @ new(6, 5).to(HALF)
+
+
+@skipped("no matmul uses the gathered tensor", candidate=False)
+def a_cast_that_is_not_multiplied(world: int, name: str, new: New) -> Any:
+    return gather(new(4, 6), world, name).to(HALF).relu()
+
+
+def wide(product: Tensor) -> Tensor:
+    return product.double()
+
+
+@skipped("a product is cast to torch.float64 before it is reduced, and the op would round the sum to torch.")
+def a_product_is_cast_before_it_is_scattered(world: int, name: str, new: New) -> Any:
+    both = new(4 * world, 6) @ new(6, 5) + new(4 * world, 2) @ new(2, 5)
+    return scatter(wide(both).view(2, 2 * world, 5).transpose(0, 1).reshape(2 * world, 10), world, name)
+
+
+@skipped("a product is cast to torch.float64 before it is reduced")
+def a_product_is_cast_before_it_is_added_up(world: int, name: str, new: New) -> Any:
+    return reduce(wide((new(6, 4) @ new(4, 5)).view(2, 3, 5)), name)
+
+
+@skipped("a product is multiplied or divided by something before it is reduced", candidate=False)
+def a_product_is_scaled_before_it_is_added_up(world: int, name: str, new: New) -> Any:
+    return reduce((new(6, 4) @ new(4, 5)) * new(5), name)
+
+
+@skipped("a product is multiplied or divided by something before it is reduced", candidate=False)
+def a_product_is_divided_before_it_is_scattered(world: int, name: str, new: New) -> Any:
+    return scatter((new(4 * world, 4) @ new(4, 5)) / 2, world, name)
+
+
+@fused(1)
+def a_cast_product_beside_a_plain_one(world: int, name: str, new: New) -> Any:
+    """The product that is cast is computed before the op, which adds it to the other one."""
+    cast = (new(4 * world, 4).half() @ new(4, 5).half()).to(torch.float32)
+    plain = new(4 * world, 6) @ new(6, 5)
+    return scatter(cast.to(plain.dtype) + plain, world, name)
