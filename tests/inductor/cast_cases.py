@@ -61,6 +61,19 @@ def the_shard_is_overwritten_before_the_cast(world: int, name: str, new: New) ->
     return whole.to(HALF) @ new(6, 5).to(HALF)
 
 
+@skipped("it is cast to torch.float16 before a matmul, and is viewed as another dtype")
+def viewed_as_integers_before_the_cast(world: int, name: str, new: New) -> Any:
+    whole = gather(new(4, 6), world, name)
+    integers = torch.int32 if whole.itemsize == 4 else torch.int16
+    return whole.view(integers).view(whole.dtype).to(HALF) @ new(6, 5).to(HALF)
+
+
+@skipped("no matmul uses the gathered tensor", candidate=False)
+def a_cast_that_also_makes_contiguous(world: int, name: str, new: New) -> Any:
+    turned = gather(new(4, 6), world, name).t()
+    return turned.to(HALF, memory_format=torch.contiguous_format) @ new(4 * world, 5).to(HALF)
+
+
 @skipped("no matmul uses the gathered tensor", candidate=False)
 def a_cast_that_is_not_multiplied(world: int, name: str, new: New) -> Any:
     return gather(new(4, 6), world, name).to(HALF).relu()
