@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number, file in enumerate(options.files):
         try:
             lines = measured_lines(json.loads(file.read_text()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             parser.error(f"{file} is not a result of bench.collective_matmul on a GPU: {error!r}")
         print("\n".join([""] * (number > 0) + [f"{file}", *lines]))
     return 0

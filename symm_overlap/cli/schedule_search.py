@@ -19,8 +19,8 @@ from .mistakes import report_errors, require_at_most, require_distinct, require_
 
 BAR_WIDTH = 24
 MOST_CELLS = 1_000_000
-_MOST_LAYERS = 1000
 """The largest table that is simulated, in cells."""
+_MOST_LAYERS = 1000
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:

@@ -94,7 +94,9 @@ def copy_streams(problem: Problem, costs: DeviceCosts | None) -> int:
     if costs is None:
         return 1
     each = StepCosts(problem, costs, 1)
-    return 2 if (problem.world - 1) * each.peer_copy > problem.world * each.matmul else 1
+    # On one stream, there are a wait and perhaps a signal between copies, and the stream turns from each to the next.
+    link = (problem.world - 1) * (each.peer_copy + costs.wait + costs.signal + 3 * costs.turn)
+    return 2 if link > problem.world * each.matmul else 1
 
 
 def doubt_of_fused(problem: Problem, costs: DeviceCosts, device: Device) -> str:

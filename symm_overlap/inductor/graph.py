@@ -47,6 +47,12 @@ def same_shape(one: Node, other: Node) -> bool:
     return len(shapes[0]) == len(shapes[1]) and all(known(a == b) for a, b in zip(*shapes, strict=True))
 
 
+def same_memory(one: Node, other: Node) -> bool:
+    """True if two tensors are in the same memory, as a tensor and its views are."""
+    first, second = (value(node).untyped_storage()._cdata for node in (one, other))
+    return bool(first == second)
+
+
 def is_ours(node: Node) -> bool:
     """True for an op of this package."""
     return getattr(node.target, "namespace", None) == "symm_overlap"

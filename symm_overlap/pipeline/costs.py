@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from math import isfinite
-from numbers import Real
 
 from ..plan.work import doubles
 from .encoded import NUMBERS
@@ -67,7 +66,7 @@ class PipelineCosts:
             if value is None and name in ("full_backward", "kept"):
                 continue
             numbers = value if isinstance(value, Sequence) and name not in _OF_PIPELINE else [value]
-            if not all(isinstance(number, Real) for number in numbers):
+            if not all(hasattr(type(number), "__float__") for number in numbers):
                 what = "a number" if name in _OF_PIPELINE else "a number, or one for each stage"
                 raise TypeError(f"{name} is {value!r}: give {what}")
             least = 1.0 if name == "slow_down" else 0.0

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, combinations
-from math import comb, frexp, inf
+from math import comb, frexp, inf, ldexp
 
 from .activations import fits, peak_activations
 from .cost import simulate_cost
@@ -70,8 +70,8 @@ def balanced(layers: LayerCosts, stages: int) -> Sizes:
     """
     _require(layers.layers, stages)
     before = [0.0, *accumulate(layers.work())]
-    scale = 2.0 ** -frexp(before[-1])[1]  # exact, and no square can become too large or too small for a float
-    before = [scale * work for work in before]
+    power = -frexp(before[-1])[1]  # exact, and no square can become too large or too small for a float
+    before = [ldexp(work, power) for work in before]
     return _least_squares(before, stages, _longest(before, stages) * (1 + 1e-12))
 
 

@@ -16,7 +16,7 @@ does not have it. Torch 2.15 needs a wait for each send and each reduction, so t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -88,7 +88,7 @@ def torch_schedule(
     """
     if not isinstance(schedule, Schedule):
         raise TypeError(f"schedule is a {type(schedule).__name__}: call symm_overlap.pipeline.generators.generate")
-    given = list(stages) if isinstance(stages, Sequence) else [stages]
+    given = list(stages) if isinstance(stages, Iterable) else [stages]
     for stage in given:
         if not isinstance(stage, TorchStage):
             raise TypeError(f"a stage is a {type(stage).__name__}: give torch's PipelineStage")

@@ -7,8 +7,8 @@ process because sizes differ.
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotYet
+import time
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from threading import Thread
 
@@ -44,6 +44,7 @@ def _made(state: GroupState, group: dist.ProcessGroup, lane: int, seconds: float
     in the store, so another thread waits there. After an error, that thread is left behind until the deadline.
     """
     found: Future[dist.ProcessGroup] = Future()
+    began = time.monotonic()
     name, where = f"symm_overlap/{state.name}/lane {lane}", f"symm_overlap: the group of lane {lane} of {state.name!r}"
 
     def make() -> None:
@@ -53,14 +54,14 @@ def _made(state: GroupState, group: dist.ProcessGroup, lane: int, seconds: float
             found.set_exception(error)
 
     Thread(target=make, name=name, daemon=True).start()
-    while True:
-        try:
-            return found.result(_LOOK_EVERY)
-        except RuntimeError as error:
-            reason = f"was not made within {seconds:g} s, because not all ranks came: {str(error).splitlines()[0]}"
-            raise dist.DistBackendError(f"{where} {reason}") from error
-        except NotYet:
-            _require_living(state, where)
+    while not wait([found], _LOOK_EVERY).done:
+        _require_living(state, where)
+    error = found.exception()
+    if isinstance(error, (RuntimeError, TimeoutError)):
+        took = time.monotonic() - began
+        why = f" within {seconds:g} s, because not all ranks came" if took >= 0.9 * seconds else ""
+        raise dist.DistBackendError(f"{where} was not made{why}: {error}") from error
+    return found.result()
 
 
 def _require_living(state: GroupState, where: str) -> None:

@@ -1,4 +1,7 @@
-"""Small programs with casts between collectives and matmuls, as autocast makes them. See `tests.inductor.cases`."""
+"""Small programs with copies and casts of gathered tensors and of products, as autocast makes them.
+
+See `tests.inductor.cases`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,12 @@ from torch import Tensor
 from tests.inductor.cases import New, fused, gather, reduce, scatter, skipped
 
 HALF = torch.float16  # not wider than the tensors of any test
+
+
+@fused(1)
+def copies_of_a_gathered_tensor(world: int, name: str, new: New) -> Any:
+    whole = gather(new(4, 6), world, name)
+    return whole @ new(6, 5), whole, whole.clone(), whole.t().clone()
 
 
 @fused(2)
@@ -29,6 +38,26 @@ def a_cast_of_chunks_that_are_concatenated(world: int, name: str, new: New) -> A
 def each_matmul_has_a_cast_of_its_own(world: int, name: str, new: New) -> Any:
     whole = gather(new(4, 6), world, name)
     return whole.to(HALF) @ new(6, 5).to(HALF), whole.to(HALF) @ new(6, 3).to(HALF)
+
+
+@fused(1)
+def casts_that_are_outputs(world: int, name: str, new: New) -> Any:
+    whole = gather(new(4, 6), world, name)
+    cast = whole.to(HALF)
+    return cast @ new(6, 5).to(HALF), cast, whole.to(HALF), whole.t().to(HALF), whole.view(-1).to(HALF)
+
+
+@fused(1)
+def a_cast_before_chunks_are_concatenated(world: int, name: str, new: New) -> Any:
+    chunks = gather(new(2, 4, 6), world, name).to(HALF).split(2)
+    return torch.cat(chunks, 1).view(-1, 6) @ new(6, 5).to(HALF)
+
+
+@fused(1)
+def a_cast_that_keeps_device_and_format(world: int, name: str, new: New) -> Any:
+    whole = gather(new(4, 6), world, name)
+    cast = torch.ops.aten._to_copy(whole, dtype=HALF, device=whole.device, memory_format=torch.preserve_format)
+    return cast @ new(6, 5).to(HALF)
 
 
 @fused(1)
@@ -83,7 +112,7 @@ def wide(product: Tensor) -> Tensor:
     return product.double()
 
 
-@skipped("a product is cast to torch.float64 before it is reduced, and the op would round the sum to torch.")
+@skipped("a product is cast to torch.float64 before it is reduced, and the op returns sums of torch.")
 def a_product_is_cast_before_it_is_scattered(world: int, name: str, new: New) -> Any:
     both = new(4 * world, 6) @ new(6, 5) + new(4 * world, 2) @ new(2, 5)
     return scatter(wide(both).view(2, 2 * world, 5).transpose(0, 1).reshape(2 * world, 10), world, name)
@@ -92,6 +121,11 @@ def a_product_is_cast_before_it_is_scattered(world: int, name: str, new: New) ->
 @skipped("a product is cast to torch.float64 before it is reduced")
 def a_product_is_cast_before_it_is_added_up(world: int, name: str, new: New) -> Any:
     return reduce(wide((new(6, 4) @ new(4, 5)).view(2, 3, 5)), name)
+
+
+@skipped("a product is multiplied or divided by something before it is reduced", candidate=False)
+def a_product_is_scaled_and_cast_before_it_is_added_up(world: int, name: str, new: New) -> Any:
+    return reduce(wide((new(6, 4) @ new(4, 5)) * 0.5), name)
 
 
 @skipped("a product is multiplied or divided by something before it is reduced", candidate=False)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+from fractions import Fraction
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import pytest
 
 from symm_overlap.pipeline import Schedule
@@ -268,6 +272,13 @@ def test_costs_that_are_not_numbers_are_refused(wrong: dict[str, object]) -> Non
     (name,) = wrong
     with pytest.raises(TypeError, match=rf"{name} is .*: give a number"):
         PipelineCosts(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", [np.float32(2.0), np.int64(2), Fraction(2), Decimal(2)])
+def test_costs_may_be_numbers_of_any_kind(number: Any) -> None:
+    wanted = simulate_cost(table(*TWO_RANKS), PipelineCosts(forward=2.0, latency=2.0)).makespan
+    costs = PipelineCosts(forward=[number, number], latency=number, one_receive_stream=np.bool_(False))  # type: ignore[arg-type]
+    assert simulate_cost(table(*TWO_RANKS), costs).makespan == wanted
 
 
 def test_memory_that_is_freed_and_taken_at_one_time_is_not_counted_twice() -> None:

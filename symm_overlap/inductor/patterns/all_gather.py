@@ -19,7 +19,7 @@ from torch.fx import Graph, Node
 from .._torch import known
 from ..arrangement import settled
 from ..choices import Choices
-from ..graph import Writer, aten, value
+from ..graph import Writer, aten, same_memory, value
 from ..matmul import Matmul, matmul_of, why_no_matmul
 from ..moved import of_parts
 from .cast_first import why_not_first
@@ -183,7 +183,20 @@ class AllGather:
         new = _taken_out(write, products, chosen)
         if others:
             A = write.call(operator.getitem, fused, 0)
-            new |= {node: self.gathered.rearranged(write, A, rows, node) for node in others}
+            new |= self._others(write, A, rows, others)
+        return new
+
+    def _others(self, write: Writer, A: Node, rows: Rows, others: list[Node]) -> dict[Node, Node]:
+        """Return the gathered tensor ``A`` in the arrangements in which something else uses it.
+
+        Copies stay copies, because the program may write to one of them.
+        """
+        new: dict[Node, Node] = {}
+        for node in others:
+            made = self.gathered.rearranged(write, A, rows, node)
+            if not same_memory(node, others[0]) and same_memory(made, A):
+                made = write.call(aten.clone.default, made)
+            new[node] = made
         return new
 
     def _scales(self, write: Writer, chosen: list[Use]) -> list[Any]:

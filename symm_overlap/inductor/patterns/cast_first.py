@@ -12,9 +12,9 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from ..graph import Writer, aten, is_tensor, step_of, value
+from ..graph import Writer, aten, is_tensor, same_memory, step_of, value
 from ..matmul import matmul_of
-from .gathered import Gathered
+from .gathered import CHUNKS, Gathered
 from .pattern import SkipError, c10d, require_unwritten
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -45,7 +45,8 @@ def why_not_first(gathered: Gathered) -> str:
     if dtype.itemsize > own.itemsize:
         return f"{named}, and cast first, it would move more bytes: gather {dtype}, or multiply {own}"
     allowed = {*gathered.involved, *casts}
-    if any(user not in allowed for node in gathered.involved for user in node.users):
+    users = (user for node in gathered.involved for user in node.users if user.target is not aten.sym_size.int)
+    if any(user not in allowed for user in users):
         return f"{named}, and something else uses it without the cast"
     if any(is_tensor(node) and value(node).dtype != own for node in gathered.involved):
         return f"{named}, and is viewed as another dtype"
@@ -62,7 +63,8 @@ def is_cast(node: Any) -> bool:
         return False
     plain = node.target is torch.ops.prims.convert_element_type.default
     if node.target is aten._to_copy.default:
-        plain = all(given is None for name, given in node.kwargs.items() if name != "dtype")
+        kept = {"device": value(node.args[0]).device, "memory_format": torch.preserve_format}
+        plain = all(given in (None, kept.get(name)) for name, given in node.kwargs.items() if name != "dtype")
     return plain and value(node).dtype in _DTYPES and value(node.args[0]).dtype in _DTYPES
 
 
@@ -77,7 +79,7 @@ def _is_multiplied(cast: Node) -> bool:
         for user in left.pop().users:
             if matmul_of(user) is not None:
                 return True
-            if step_of(user) is not None:
+            if step_of(user) is not None or user.target in CHUNKS:
                 left.append(user)
     return False
 
@@ -91,7 +93,15 @@ def _replace(graph: Graph, gathered: Gathered, casts: list[Node]) -> None:
     for node in involved:
         args, kwargs = map_arg((node.args, node.kwargs), lambda argument: new.get(argument, argument))
         new[node] = Writer(graph, node).call(node.target, *args, **kwargs)
+        for user in list(node.users):
+            if user.target is aten.sym_size.int:
+                user.replace_input_with(node, new[node])
+    taken: list[Node] = []
     for cast in casts:
-        cast.replace_all_uses_with(new[cast.all_input_nodes[0]])
+        found = new[cast.all_input_nodes[0]]
+        if any(same_memory(found, other) for other in taken):  # the program may write to one of its casts
+            found = Writer(graph, cast).call(aten.clone.default, found)
+        taken.append(found)
+        cast.replace_all_uses_with(found)
     for node in (*casts, *reversed(involved)):
         graph.erase_node(node)

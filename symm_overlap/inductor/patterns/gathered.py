@@ -16,7 +16,7 @@ from ..graph import SAME, Writer, aten, step_of, value
 from .pattern import c10d
 
 _SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.slice.Tensor, operator.getitem)
-_CHUNKS = (*_SPLITS, *SAME, aten.view.dtype)
+CHUNKS = (*_SPLITS, *SAME, aten.view.dtype)
 """What may be between a gathered tensor and a concatenation of its chunks."""
 
 
@@ -74,7 +74,7 @@ class Gathered:
                 if found is not None and user not in self.nodes:
                     self.through.update(step.through)
                     self._follow(user, found)
-            elif user.target in _CHUNKS:
+            elif user.target in CHUNKS:
                 left += user.users
 
     @property

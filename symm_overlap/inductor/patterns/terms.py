@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch.fx import Node
 
@@ -101,7 +102,7 @@ class Terms:
     @property
     def why_none(self) -> str:
         """Why there is no product among the terms."""
-        if not self.unknown and any(term.node.target in _SCALINGS and _has_product(term.node) for term in self):
+        if not self.unknown and any(_has_product(term.node, _SCALINGS) for term in self):
             return "a product is multiplied or divided by something before it is reduced"
         return self.unknown or NO_PRODUCT
 
@@ -172,17 +173,17 @@ class Terms:
 
 def _why_cast(node: Node) -> str:
     """Return why a product, or a sum with one, that is cast before it is reduced cannot be fused; empty for others."""
-    if not is_cast(node) or not _has_product(node):
+    if not is_cast(node) or not _has_product(node, ()):
         return ""
     dtype, own = value(node).dtype, value(node.args[0]).dtype  # type: ignore[arg-type]
     return (
-        f"a product is cast to {dtype} before it is reduced, and the op would round the sum to {own}: multiply "
-        f"{dtype}, or reduce {own} and cast afterwards"
+        f"a product is cast to {dtype} before it is reduced, and the op returns sums of {own}: multiply {dtype}, or "
+        f"reduce {own} and cast afterwards"
     )
 
 
-def _has_product(node: Node) -> bool:
-    """True if a node is computed from a matmul by rearranging, adding, scaling and casting alone."""
+def _has_product(node: Node, scalings: tuple[Any, ...]) -> bool:
+    """True if a node is computed from a matmul by rearranging, adding, casting and ``scalings`` alone."""
     seen, left = {node}, [node]
     while left:
         each = left.pop()
@@ -191,7 +192,7 @@ def _has_product(node: Node) -> bool:
         step = step_of(each)
         if step is not None:
             sources = [step.source]
-        elif is_cast(each) or each.target in (*_SCALINGS, aten.add.Tensor):
+        elif is_cast(each) or each.target in (*scalings, aten.add.Tensor):
             sources = each.all_input_nodes
         else:
             continue

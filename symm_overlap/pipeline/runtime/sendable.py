@@ -29,8 +29,8 @@ def sendable(index: int, output: Any, device: torch.device) -> list[Tensor]:
             )
         if value.layout != torch.strided:
             raise TypeError(
-                f"stage {index} returned a tensor with the layout {value.layout}, which cannot be sent: return its "
-                "to_dense()"
+                f"stage {index} returned a tensor with the layout {value.layout}, which cannot be sent: return a "
+                "strided tensor"
             )
         if value.device != device:
             raise TypeError(

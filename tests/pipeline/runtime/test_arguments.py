@@ -121,6 +121,15 @@ def test_wrong_arguments_are_told(ranks: Pool, what: str) -> None:
     ranks.run(1, is_told, what)
 
 
+def takes_any_iterable(me: Rank) -> None:
+    for stages in (stage_of_torch(me), (stage_of_torch(me) for _ in range(1)), {0: stage_of_torch(me)}.values()):
+        torch_schedule(generate("GPipe", 1, 2), stages, squared)  # type: ignore[arg-type]
+
+
+def test_stages_of_torch_come_in_any_iterable(ranks: Pool) -> None:
+    ranks.run(1, takes_any_iterable)
+
+
 def runs_forwards(me: Rank) -> None:
     layer, schedule = Layer(0), read_csv(FORWARDS)
     verify(schedule).raise_for_problems()
