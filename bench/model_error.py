@@ -27,7 +27,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from bench.harness.case import Case
 from bench.harness.report import Row, grouped, median, quickest
+from bench.methods.emulated import copied_bytes
 from bench.predict import TORCHS, table_line
 from bench.published_times import published_lines, range_lines, source_lines
 from symm_overlap.collective.chooser import choose
@@ -161,9 +163,9 @@ def _fitted_link(cases: Sequence[Mapping[str, Row]]) -> dict[str, float]:
     for case in cases:
         if (time := median(case, "copies")) is not None:
             row = case["copies"]
-            copies = (row["world"] - 1) * (2 if row["op"] == "matmul_all_reduce" else 1)
-            columns = row["k"] if row["op"] == "all_gather_matmul" else row["n"]
-            sizes.append(-(-row["m"] // row["world"]) * columns * getattr(torch, row["dtype"]).itemsize)
+            one = Case(row["op"], row["m"], row["n"], row["k"], getattr(torch, row["dtype"]), row["world"])
+            copies = (one.world - 1) * (2 if one.op == "matmul_all_reduce" else 1)
+            sizes.append(copied_bytes(one) / copies)
             seconds.append(time / 1e3 / copies)
     if len(set(sizes)) < 2:
         raise ValueError("it needs rows 'copies alone' of at least two sizes")

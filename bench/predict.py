@@ -4,10 +4,9 @@
     python -m bench.predict --waits kernels
 
 The model issues all plans in the same way and uses the same costs for their steps. Only the plans differ. The table
-therefore shows nothing about how the plans are implemented, and nothing about effects that are not modelled, such as
-copies and matmuls that slow each other down. "Ours" is the plan that the chooser picks. "Fused" is one persistent
-kernel that is assumed to reach 0.95 of the library's rate, about what it reaches on an H200.
-``--published`` predicts calls on 8 H100 whose times others have published. The ratios show the error of the model.
+therefore shows nothing about how the plans are implemented, and nothing about effects that are not modelled. "Ours" is
+the plan that the chooser picks. "Fused" is one persistent kernel that is assumed to reach 0.95 of the library's rate,
+about what it reaches on an H200. `bench.model_error` compares predictions with measured times.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ BAR_WIDTH = 24
 MOST_CELLS = 1_000_000
 """The largest table that is simulated, in cells."""
 _MOST_LAYERS = 1000
+"""The most layers that are divided into stages. The time grows with their square, for every schedule that is tried."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:

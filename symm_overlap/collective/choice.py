@@ -13,7 +13,7 @@ class Prediction:
     Attributes:
         path, chunks: the candidate.
         total: from the start of the call on all ranks to its end.
-        matmul: the matmuls, one after the other, each with its last wave, and slowed down by the copies beside it.
+        matmul: the matmuls, one after the other, each with its last wave. In chunks, copies beside them slow them down.
         moves: the collective, or the copies, alone. The time of additions is included.
         meets: signals, waits and barriers, one after the other.
         host: until the host has issued everything. The host works ahead of the device.

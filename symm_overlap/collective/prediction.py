@@ -142,7 +142,7 @@ def on_sms(plan: Plan) -> frozenset[str]:
 
     Signals and barriers may be kernels too. They are so small that they start beside a matmul as soon as one of its
     tiles ends. If barriers had to wait for the matmul, sums by torch's plan, which has 16, would be predicted to take
-    0.98 to 1.31 times as long as they took on an H200. This predicts 0.93 to 1.03 times.
+    longer than an H200 took (`bench.model_error`).
     """
     return frozenset({PUBLISH, *(name for name in plan.kinds if kind(name).occupies == "SMs")})
 

@@ -30,12 +30,11 @@ from dataclasses import fields
 from importlib import import_module
 from typing import Any
 
-from .costs import PipelineCosts
+from .costs import OF_PIPELINE, PipelineCosts
 from .layer_costs import LayerCosts
 
 _ALL = tuple(field.name for field in fields(PipelineCosts))
-_OF_PIPELINE = ("overlap", "bandwidth", "latency", "one_receive_stream", "slow_down")
-_OF_LAYER = tuple(name for name in _ALL if name not in _OF_PIPELINE)
+_OF_LAYER = tuple(name for name in _ALL if name not in OF_PIPELINE)
 
 
 def read_costs(text: str) -> LayerCosts:

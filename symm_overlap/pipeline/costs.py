@@ -13,7 +13,8 @@ from .work import NUMBERS_OF_KINDS, Durations
 PerStage = float | Sequence[float]
 """One number for all stages, or one number for each stage."""
 
-_OF_PIPELINE = ("overlap", "bandwidth", "latency", "one_receive_stream", "slow_down")
+OF_PIPELINE = ("overlap", "bandwidth", "latency", "one_receive_stream", "slow_down")
+"""The costs that have one number for the whole pipeline."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,9 @@ class PipelineCosts:
             value, name = getattr(self, field.name), field.name
             if value is None and name in ("full_backward", "kept"):
                 continue
-            numbers = value if isinstance(value, Sequence) and name not in _OF_PIPELINE else [value]
+            numbers = value if isinstance(value, Sequence) and name not in OF_PIPELINE else [value]
             if not all(hasattr(type(number), "__float__") for number in numbers):
-                what = "a number" if name in _OF_PIPELINE else "a number, or one for each stage"
+                what = "a number" if name in OF_PIPELINE else "a number, or one for each stage"
                 raise TypeError(f"{name} is {value!r}: give {what}")
             least = 1.0 if name == "slow_down" else 0.0
             if not all(isfinite(number) and number >= least for number in numbers):

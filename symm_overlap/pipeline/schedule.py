@@ -77,6 +77,11 @@ class Schedule:
         """The number of actions. Empty cells do not count, and a compound counts once."""
         return sum(action is not None for row in self.rows for action in row)
 
+    @cached_property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of all actions. A compound is replaced by its parts."""
+        return frozenset(leaf.kind for _, _, leaf in _leaves(self.rows))
+
     def with_rows(self, rows: Iterable[Iterable[Action | None]]) -> Schedule:
         """Return a schedule with other rows, and the same placement, microbatches and pipelines. Nothing is checked."""
         return Schedule(tuple(map(tuple, rows)), self.placement, self.microbatches, self.pipelines)

@@ -96,7 +96,7 @@ def torch_schedule(
     lowered = _lowered(schedule if split else _unsplit(schedule), deferred)
     table = to_torch(lowered)  # first, so that an action that torch does not know is the first error reported
     _check_stages(schedule, found)
-    if not any(leaf.kind in BACKWARDS for row in schedule.rows for action in row if action for leaf in action.leaves):
+    if schedule.kinds.isdisjoint(BACKWARDS):
         raise ValueError("the schedule has no backwards, without which torch's runtime rejects it: use PipelineRuntime")
     verify(lowered, transport=_TRANSPORT).raise_for_problems()
     _check_order_of_losses(schedule)
@@ -144,7 +144,7 @@ def _unsplit(schedule: Schedule) -> Schedule:
 def _lowered(schedule: Schedule, deferred: bool) -> Schedule:
     """Return the schedule with all actions that torch's runtime needs, and without empty cells."""
     schedule = schedule.with_rows([action for action in row if action is not None] for row in schedule.rows)
-    kinds = {leaf.kind for row in schedule.rows for action in row if action is not None for leaf in action.leaves}
+    kinds = schedule.kinds
     waits = WAIT_SEND_F in {kind.value for kind in TorchKind}
     if kinds <= COMPUTE:
         return lower(schedule, waits=waits, deferred=deferred, transport=_TRANSPORT)

@@ -57,10 +57,10 @@ class DeviceCosts:
         sms: the number of SMs, which is how many tiles run at a time.
         tiles: the tile shapes that the matmul library has; splits: the numbers of parts into which it may cut the
             contraction.
-        flops: for each dtype of the factors, the rate that large matmuls reach.
-        memory: bytes a second that kernels read and write in the device's memory; factors: the same for a matmul that
-            takes as long as it takes to read its factors.
-        stored_in: the length of a contraction that takes as long as it takes to store a tile.
+        flops: for each dtype of the factors, the rate of large tiles, without the time of their epilogues.
+        memory: bytes a second that kernels read and write in the device's memory; matmul_memory: the same for a matmul
+            that takes as long as it takes to read its factors.
+        epilogue: the length of a contraction that takes as long as the epilogue of a tile, which stores it.
         matmul_start: the additional time of a matmul, besides that of any kernel: its first loads and its last stores.
         copy: bytes a second that a copy engine moves from one peer; copy_start: the additional time of each copy.
         kernel: the additional time of a kernel besides its work, from the end of the previous kernel on its stream.
@@ -85,8 +85,8 @@ class DeviceCosts:
     splits: tuple[int, ...]
     flops: Mapping[torch.dtype, float]
     memory: float
-    factors: float
-    stored_in: int
+    matmul_memory: float
+    epilogue: int
     matmul_start: float
     copy: float
     copy_start: float
@@ -133,12 +133,12 @@ class DeviceCosts:
         free = max(1, self.sms - held)
         # A lower bound for any tiles: both factors are read, and the product is written. A kernel that computes many
         # parts reads without a pause.
-        least = (m * k + k * n + m * n) * dtype.itemsize / (self.factors if parts == 1 else self.memory)
+        least = (m * k + k * n + m * n) * dtype.itemsize / (self.matmul_memory if parts == 1 else self.memory)
         rate = self.flops.get(dtype, self.flops[torch.float32]) / self.sms
         best = math.inf, 0.0
         for tile, split in product(self.tiles, self.splits if parts == 1 else (1,)):
             count = -(-m // tile.rows) * -(-n // tile.columns) * split
-            each = 2.0 * tile.rows * tile.columns * (k / split + self.stored_in) / (rate * tile.share * share)
+            each = 2.0 * tile.rows * tile.columns * (k / split + self.epilogue) / (rate * tile.share * share)
             # The SMs that share a tile write partial results in 32 bits, which are then read and added.
             joined = 2 * split * m * n * 4 / self.memory if split > 1 else 0.0
             body = count / free * each + joined

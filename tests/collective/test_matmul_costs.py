@@ -18,8 +18,8 @@ PLAIN = DeviceCosts(
     splits=(1,),
     flops={torch.float32: 2e4, torch.float8_e4m3fn: 4e4},
     memory=1e6,
-    factors=1e6,
-    stored_in=0,
+    matmul_memory=1e6,
+    epilogue=0,
     matmul_start=0.0,
     copy=1e5,
     copy_start=0.25,
@@ -61,7 +61,7 @@ def test_a_wait_that_holds_an_sm_can_cost_a_wave() -> None:
 
 
 def test_a_matmul_takes_no_less_than_its_factors_take_to_be_read() -> None:
-    slow = replace(PLAIN, factors=100.0)
+    slow = replace(PLAIN, matmul_memory=100.0)
     assert slow.matmul(10, 10, 1, torch.float32) == pytest.approx(((10 + 10 + 100) * 4 / 100, 0.5))
     # A kernel that computes several parts reads at the rate of memory, without pauses.
     several = replace(slow, memory=200.0).matmul(10, 10, 1, torch.float32, parts=3)
@@ -69,7 +69,7 @@ def test_a_matmul_takes_no_less_than_its_factors_take_to_be_read() -> None:
 
 
 def test_a_matmul_has_a_start_and_stores_its_tiles() -> None:
-    slow = replace(PLAIN, matmul_start=0.25, stored_in=5)
+    slow = replace(PLAIN, matmul_start=0.25, epilogue=5)
     assert slow.matmul(50, 40, 10, torch.float32) == pytest.approx((2.0 * 15 / 10, 0.5 + 0.25))
 
 

@@ -90,7 +90,7 @@ class PipelineRuntime:
                 raise TypeError(f"a stage is a {type(stage).__name__}: wrap the module in Stage(module, index)")
         self.schedule = _complete(schedule, world, len(mine), microbatches)
         _require_stages(self.schedule, rank, [stage.index for stage in mine])
-        if loss is not None and _kinds(self.schedule).isdisjoint(BACKWARDS):
+        if loss is not None and self.schedule.kinds.isdisjoint(BACKWARDS):
             raise ValueError("there is a loss, but the schedule has no backwards: it would train nothing")
         self._stages = {stage.index: stage for stage in mine}
         self._device = _device_of(mine, None if device is None else torch.device(device))
@@ -212,7 +212,7 @@ def _complete(schedule: Schedule | str, ranks: int, stages: int, microbatches: i
         raise ValueError(f"microbatches is {microbatches}, and the schedule has {schedule.microbatches}")
     if schedule.ranks != ranks:
         raise ValueError(f"the schedule is for {schedule.ranks} ranks, and the group has {ranks}")
-    kinds = _kinds(schedule)
+    kinds = schedule.kinds
     if kinds.isdisjoint(COMMUNICATION):
         gathers = not kinds.isdisjoint(WHOLE_STAGE)
         schedule = defer_receives(add_send_recv(schedule), "queued") if gathers else _lowered(schedule)
@@ -220,10 +220,6 @@ def _complete(schedule: Schedule | str, ranks: int, stages: int, microbatches: i
     if not report.ok:
         raise ValueError(f"the schedule does not hold: {report}")
     return schedule
-
-
-def _kinds(schedule: Schedule) -> set[str]:
-    return {leaf.kind for row in schedule.rows for action in row if action for leaf in action.leaves}
 
 
 def _lowered(schedule: Schedule) -> Schedule:

@@ -44,8 +44,9 @@ def _gpu(
     fused: float | None = None,
 ) -> DeviceCosts:
     """Return the costs of a GPU from its datasheet: TFLOP/s for each width of floats, GB/s of its memory, and GB/s of
-    its links in one direction; and the share of these rates that large matmuls reach, and that our persistent kernel
-    has of the library's matmul, if it was measured.
+    its links in one direction; and the share of these rates that large tiles reach, and that our persistent kernel has
+    of the library's matmul, if it was measured. With the epilogues of its tiles, a bfloat16 matmul with k = 8192
+    reaches 700 TFLOP/s on an H100, and 830 on an H200.
     """
     peaks = {torch.bfloat16: half, torch.float16: half, torch.float32: single, torch.float64: double}
     peaks.update(dict.fromkeys(_FLOAT8, eight_bit))
@@ -56,8 +57,8 @@ def _gpu(
         splits=(1, 2, 3, 4, 5, 6, 8),  # estimates
         flops={dtype: reached * peak * 1e12 for dtype, peak in peaks.items()},
         memory=0.9 * memory * 1e9,
-        factors=0.75 * memory * 1e9,
-        stored_in=100,
+        matmul_memory=0.75 * memory * 1e9,
+        epilogue=100,
         matmul_start=4e-6,
         copy=_BY_COPY_ENGINE * link * 1e9,
         copy_start=2e-6,
