@@ -2,14 +2,15 @@
 
     python -m bench.gpu_host --json result.json
 
-Every row is one call on rank 0 of a group without peers, through the public function. ``large`` counts matmuls and
-copies, and ``small`` counts all other launches. ``events`` counts the recording of events and the waits for them, which
-launch nothing. ``driver`` is how often the CUDA driver is called for all of them, if signals, waits and flags are
-memory operations. The event that a lane records at the end of a call is not counted. ``call`` is the time of the whole
-call, and ``issue`` the time of the plan's program alone. On a real GPU, the driver's time for each launch is added to
-both. The rows of the path "fused" need Triton, which compiles their kernels for a GPU of architecture 90. The rows
-"fsdp" are the collectives that replace those of FSDP2. Targets of the ops for 8 ranks and 1 chunk: at most 24 small
-launches, and 40 microseconds a call in the quickest tenth of the calls.
+Every row is one call on rank 0 of a group without peers, through the public function. ``span`` is how many peers'
+parts one matmul may cover. ``large`` counts matmuls and copies, and ``small`` counts all other launches. ``events``
+counts the recording of events and the waits for them, which launch nothing. ``driver`` is how often the CUDA driver is
+called for all of them, if signals, waits and flags are memory operations. The event that a lane records at the end of a
+call is not counted. ``call`` is the time of the whole call, and ``issue`` the time of the plan's program alone. On a
+real GPU, the driver's time for each launch is added to both. The rows of the path "fused" need Triton, which compiles
+their kernels for a GPU of architecture 90. The rows "fsdp" are the collectives that replace those of FSDP2. Targets of
+the ops for 8 ranks and 1 chunk: at most 24 small launches, and 40 microseconds a call in the quickest tenth of the
+calls.
 """
 
 from __future__ import annotations
@@ -73,10 +74,11 @@ COLLECTIVES: dict[str, Callable[[Slots], object]] = {
 AVERAGE = dist.ReduceOp(dist.ReduceOp.AVG)
 
 
-def ops_of(path: str) -> list[tuple[str, int, int]]:
-    """Return the rows of a path: op, number of ranks, number of chunks."""
+def ops_of(path: str) -> list[tuple[str, int, int, int]]:
+    """Return the rows of a path: op, number of ranks, number of chunks, and how many parts a matmul may cover."""
     ops, chunks = (COLLECTIVES, (1,)) if path == FSDP else (OPS, (1, 2))
-    return [*itertools.product(ops, (2, 8), chunks)]
+    spans = [(op, 8, 1, 4) for op in ops] if path == "pipelined" else []
+    return [*itertools.product(ops, (2, 8), chunks, (1,)), *spans]
 
 
 def _fsdp_gather(slots: Slots) -> object:
@@ -106,15 +108,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--calls is {options.calls}; give 1 or more")
     described = environment("cpu", 1, 1)
     print(environment_lines(described))
-    print(f"\n  {'path':11}{'op':24}{'world':>6}{'chunks':>7}{'large':>7}{'small':>7}{'events':>8}", end="")
+    print(f"\n  {'path':11}{'op':24}{'world':>6}{'chunks':>7}{'span':>6}{'large':>7}{'small':>7}{'events':>8}", end="")
     print(f"{'driver':>8}{'call us':>9}{'(fast)':>8}{'issue us':>10}")
     rows = []
     for path in PATHS:
-        for op, world, chunks in ops_of(path):
-            row = measure(op, world, chunks, options.calls, path)
+        for op, world, chunks, span in ops_of(path):
+            row = measure(op, world, chunks, options.calls, path, span)
             rows.append(row)
             print(
-                f"  {path:11}{op:24}{world:>6}{chunks:>7}{row['large']:>7}{row['small']:>7}{row['events']:>8}"
+                f"  {path:11}{op:24}{world:>6}{chunks:>7}{span:>6}{row['large']:>7}{row['small']:>7}{row['events']:>8}"
                 f"{row['driver']:>8}{row['us_per_call']:>9.1f}{row['fast_us_per_call']:>8.1f}{row['us_to_issue']:>10.1f}"
             )
     judged = verdicts(rows)
@@ -131,7 +133,7 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[Verdict]:
     """Judge the calls of 8 ranks with 1 chunk, on each path by the op that does worst."""
     found = []
     for path in [path for path in PATHS if path != FSDP]:
-        judged = [row for row in rows if (row["path"], row["world"], row["chunks"]) == (path, 8, 1)]
+        judged = [row for row in rows if [row[key] for key in ("path", "world", "chunks", "span")] == [path, 8, 1, 1]]
         for key, target, what in (
             ("fast_us_per_call", TARGET_US, "us a call"),
             ("small", TARGET_SMALL, "small launches"),
@@ -141,10 +143,10 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[Verdict]:
     return found
 
 
-def measure(op: str, world: int, chunks: int, calls: int, path: str) -> dict[str, Any]:
+def measure(op: str, world: int, chunks: int, calls: int, path: str, span: int = 1) -> dict[str, Any]:
     """Measure one row of the table."""
     with ExitStack() as stack:
-        forced = {} if path == FSDP else {"path": path, "chunks": chunks}
+        forced = {} if path == FSDP else {"path": path, "chunks": chunks, "span": span}
         me = stack.enter_context(standing_in(0, world, **forced))
         if path == FSDP:
             stack.enter_context(applied(Settings()))
@@ -171,6 +173,7 @@ def measure(op: str, world: int, chunks: int, calls: int, path: str) -> dict[str
             "op": op,
             "world": world,
             "chunks": chunks,
+            "span": span,
             **{kind: made[kind] for kind in ("large", "small", "events")},
             "driver": driver_calls(launches),
             "us_per_call": statistics.median(spent),

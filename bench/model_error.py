@@ -32,8 +32,10 @@ from bench.harness.report import Row, grouped, median, quickest
 from bench.methods.emulated import copied_bytes
 from bench.predict import TORCHS, table_line
 from bench.published_times import published_lines, range_lines, source_lines
+from symm_overlap.collective.candidates import Candidate
 from symm_overlap.collective.chooser import choose
-from symm_overlap.collective.prediction import planned, predict_plain, predict_plan
+from symm_overlap.collective.plans import planned
+from symm_overlap.collective.prediction import predict_plain, predict_plan
 from symm_overlap.collective.problem import Problem, problem
 from symm_overlap.runtime import TRAITS, Device, DeviceCosts, costs_of
 from symm_overlap.settings import Settings
@@ -124,8 +126,10 @@ def measured_lines(result: Mapping[str, Any]) -> list[str]:
 def compared(result: Mapping[str, Any]) -> list[Compared]:
     """Compare each case of a result with the model's predictions."""
     name, link = _device(result), _link(result)
+    known = TRAITS["cuda"].costs
     costs = {
-        waits: replace(costs_of(TRAITS["cuda"].costs, Device(name, waits)), host=0.0, **link) for waits in (True, False)
+        waits: replace(costs_of(known, Device(name, waits)), host=0.0, host_matmul=0.0, **link)
+        for waits in (True, False)
     }
     found = []
     for case in _cases(result):
@@ -189,19 +193,22 @@ def _predicted(described: Problem, costs: Mapping[bool, DeviceCosts], row: Row, 
         return predict_plain(described, mine).total
     if column == "torch's plan":
         published = TORCHS.get(described.op)
-        return published and predict_plan(described, mine, published(0, described.world), "torch", 1).total
+        return published and predict_plan(described, mine, published(0, described.world), Candidate("torch")).total
     path = "fused" if column == "fused" else "pipelined"
     if row.get("path", path) != path:
         return None
     device = Device(mine.name, column != "kernels wait")
-    choice = choose(described, Settings(path=path, chunks=row.get("chunks")), direct=True, device=device)
+    forced = Settings(path=path, chunks=row.get("chunks"), span=row.get("span"))
+    choice = choose(described, forced, direct=True, device=device)
     choice = replace(choice, copies=row.get("copy_streams", choice.copies))
-    return predict_plan(described, mine, planned(described, choice), path, choice.chunks).total
+    return predict_plan(described, mine, planned(described, choice), choice.candidate).total
 
 
 def _loss(described: Problem, device: Device, case: Mapping[str, Row]) -> tuple[str, float | None]:
     """Return the path that the chooser takes, and its time as a multiple of the quickest path's, if it was measured."""
-    chosen = choose(described, Settings(), direct=True, device=device).path
+    # Files from before matmuls could span several parts have no such rows.
+    span = None if any("span" in row for row in case.values()) else 1
+    chosen = choose(described, Settings(span=span), direct=True, device=device).path
     times = {path: quickest(case, methods) for path, methods in _OF_PATH.items()}
     known, mine = [each for each in times.values() if each is not None], times[chosen]
     return chosen, None if mine is None else mine / min(known)

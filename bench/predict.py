@@ -21,6 +21,7 @@ import torch
 
 from bench.harness import shapes
 from bench.harness.case import OPS
+from symm_overlap.collective.candidates import Candidate
 from symm_overlap.collective.choice import Prediction
 from symm_overlap.collective.chooser import choose
 from symm_overlap.collective.planners.published import torch_all_gather_matmul, torch_matmul_reduce_scatter
@@ -118,14 +119,17 @@ def predictions(op: str, m: int, n: int, k: int, device: Device, world: int) -> 
     described: Problem = problem(op, m, n, k, DTYPE, world, "cuda")
     choice = choose(described, Settings(), direct=True, device=device)
     costs = costs_of(TRAITS["cuda"].costs, device)
-    torchs = predict_plan(described, costs, TORCHS[op](0, world), "torch", 1)
-    ours = next(each for each in choice.predictions if (each.path, each.chunks) == (choice.path, choice.chunks))
+    torchs = predict_plan(described, costs, TORCHS[op](0, world), Candidate("torch"))
+    ours = next(each for each in choice.predictions if each.candidate == choice.candidate)
     fused = min((each for each in choice.predictions if each.path == "fused"), key=lambda each: each.total)
     return Row(predict_plain(described, costs), torchs, ours, fused)
 
 
 def _how(each: Prediction) -> str:
-    return "whole" if each.path == "sequential" else f"{each.chunks} chunk{'s' * (each.chunks > 1)}"
+    if each.path == "sequential":
+        return "whole"
+    _, chunks, span = each.candidate
+    return f"span {span}" if span > 1 else f"{chunks} chunk{'s' * (chunks > 1)}"
 
 
 def table_line(widths: Sequence[int], cells: Sequence[str]) -> str:

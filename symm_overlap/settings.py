@@ -36,7 +36,7 @@ class Settings:
     """The settings of a program for its calls. None means: not set.
 
     Attributes:
-        path, chunks, streams: see `force_path`.
+        path, chunks, streams, span: see `force_path`.
         timeout: how many seconds one wait for a peer may last; see `timeout`.
         lane: see `lane`.
         order: see `sum_order`.
@@ -49,6 +49,7 @@ class Settings:
     path: str | None = None
     chunks: int | None = None
     streams: int | None = None
+    span: int | None = None
     timeout: float | None = None
     lane: int | None = None
     order: str | None = None
@@ -70,8 +71,8 @@ class Settings:
 
     @property
     def forced(self) -> tuple[Any, ...]:
-        """The settings that must be the same on all ranks: path, chunks, streams, order."""
-        return self.path, self.chunks, self.streams, self.order
+        """The settings that must be the same on all ranks: path, chunks, streams, span, order."""
+        return self.path, self.chunks, self.streams, self.span, self.order
 
     @cached_property
     def lane_index(self) -> int:
@@ -158,18 +159,25 @@ def _changed(block: str, **changes: Any) -> Any:
 
 
 @contextmanager
-def force_path(path: str | None, *, chunks: int | None = None, streams: int | None = None) -> Iterator[None]:
+def force_path(
+    path: str | None, *, chunks: int | None = None, streams: int | None = None, span: int | None = None
+) -> Iterator[None]:
     """Force a path for the ops called inside the block, instead of the automatic choice.
 
     Use the same block on every rank. SYMM_OVERLAP_PATH does the same for a whole program.
 
     Args:
-        path: "sequential", "pipelined", "fused" or "c10d". None keeps the automatic choice and overrides only chunks
-            and streams. With "fused", an op runs as one kernel if there is such a kernel for it; otherwise it takes the
+        path: "sequential", "pipelined", "fused" or "c10d". None keeps the automatic choice and overrides only the
+            others. With "fused", an op runs as one kernel if there is such a kernel for it; otherwise it takes the
             path "pipelined". On CPU "fused" runs in Triton's interpreter, for tests, and needs TRITON_INTERPRET=1.
         chunks: number of chunks that each rank's part is cut into, at least 1. A part is never cut into more chunks
             than it has rows.
         streams: number of compute streams, 1 or 2. With 2, copies also get a stream of their own.
+        span: how many peers' parts one matmul covers at most, at least 1, on the path "pipelined". The matmul of the
+            local part is followed by matmuls of 1, 2, 4, ... parts, so that there are few; in sums, these numbers are
+            in reverse. It excludes more than 1 chunk. It has no effect on calls whose parts cannot be next to each
+            other in memory: if the last dimension is gathered or scattered, if more than the product of one matmul is
+            summed or kept, or if the size of a part is no multiple of 256 bytes.
 
     Raises:
         ValueError, TypeError: an argument is none of the allowed values.
@@ -182,7 +190,11 @@ def force_path(path: str | None, *, chunks: int | None = None, streams: int | No
         raise ValueError(f"force_path: chunks is {chunks}; allowed are 1 and more")
     if streams not in (None, 1, 2):
         raise ValueError(f"force_path: streams is {streams}; allowed are 1 and 2")
-    with _changed("force_path", path=path, chunks=chunks, streams=streams):
+    if span is not None and as_int(span) < 1:
+        raise ValueError(f"force_path: span is {span}; allowed are 1 and more")
+    if (span or 1) > 1 and (chunks or 1) > 1:
+        raise ValueError(f"force_path: chunks is {chunks} and span is {span}; only one of them may be more than 1")
+    with _changed("force_path", path=path, chunks=chunks, streams=streams, span=span):
         yield
 
 

@@ -68,7 +68,7 @@ def _arrangement(prepared: Prepared) -> dict[str, Any]:
         return {}
     with prepared.around():
         choice = prepared.choice()
-    return {"path": choice.path, "chunks": choice.chunks, "copy_streams": choice.copies}
+    return {"path": choice.path, "chunks": choice.chunks, "copy_streams": choice.copies, "span": choice.span}
 
 
 def _file_name(case: Case) -> str:

@@ -22,7 +22,7 @@ from ..collective.planners import (
     produce_then_all_reduce,
     produce_then_reduce_scatter,
 )
-from ..plan import Costs, Plan, draw, plan_calls, simulate, verify
+from ..plan import Costs, Plan, Step, draw, kind, plan_calls, simulate, verify
 from ..plan.draw.text import LEGEND
 from .mistakes import report_errors, require_at_most, require_distinct, write_file
 
@@ -59,6 +59,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--rank", type=int, metavar="R", help="show only this rank (default: all ranks)")
     add("--streams", type=int, choices=(1, 2), help="number of compute streams (default 2)")
     add("--copies", type=int, choices=(1, 2), help="number of copy streams (default 1)")
+    add("--span", type=int, metavar="N", help="number of peers' parts that one matmul covers at most (default 1)")
     add("--one-thread", action="store_true", help="run everything on one stream, as on CPU")
     add("--in-place", action="store_true", help="read the peers' memory in place, without copies, as on CPU")
     add("--sequential", action="store_true", help="do not overlap: one exchange and one matmul, one after the other")
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     picture = draw.text(calls[:1], None if args.rank is None else [args.rank], shutil.get_terminal_size((120, 0))[0])
     costs = _costs(args)
     print(picture)
-    print(f"\n{LEGEND}")
+    print(f"\n{LEGEND}{'; 1-3 are the parts of ranks 1 to 3' if (args.span or 1) > 1 else ''}")
     if args.verify:
         report = verify(calls, graphs=not args.in_place)
         print(f"\nthree calls back to back, {report}")
@@ -128,6 +129,7 @@ def _planner_arguments(args: argparse.Namespace) -> dict[str, Any]:
         "compute": ("compute0",) if args.one_thread or args.streams == 1 else ("compute0", "compute1"),
         "copy": "compute0" if args.one_thread else "copy",
         "copies": args.copies or 1,
+        "span": 1 if args.span is None else args.span,
         "in_place": args.in_place,
         "sleep": not args.no_sleep,
     }
@@ -139,6 +141,7 @@ def _fused_arguments(args: argparse.Namespace) -> dict[str, Any]:
         "--streams": args.streams is not None,
         "--one-thread": args.one_thread,
         "--in-place": args.in_place,
+        "--span": args.span is not None,
         "--one-shot": args.one_shot,
         "--no-sleep": args.no_sleep,  # a fused plan has no sleep to leave out
     }
@@ -149,14 +152,21 @@ def _fused_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 def _sequential_arguments(args: argparse.Namespace) -> dict[str, Any]:
     asked = "--one-shot" if args.one_shot else "--sequential"
-    for option, given in (("--chunks", args.chunks), ("--streams", args.streams), ("--copies", args.copies)):
-        if given not in (None, 1):
-            raise ValueError(f"{asked} means one part on one stream: leave out {option} {given}")
+    for option in ("chunks", "streams", "copies", "span"):
+        if (given := getattr(args, option)) not in (None, 1):
+            raise ValueError(f"{asked} means one part on one stream: leave out --{option} {given}")
     return {"in_place": args.in_place}
 
 
-def _costs(args: argparse.Namespace) -> Costs:
+def _costs(args: argparse.Namespace) -> Callable[[int, Step], tuple[float, float]]:
     for option, value in (("--matmul-ms", args.matmul_ms), ("--copy-ms", args.copy_ms)):
         if not 0 <= value < math.inf:  # False for NaN too
             raise ValueError(f"{option} is {value}: give a duration in milliseconds, 0 or more and finite")
-    return Costs(compute=args.matmul_ms, copy=args.copy_ms, tail=args.matmul_ms / 10)
+    of_chunk = Costs(compute=args.matmul_ms, copy=args.copy_ms, tail=args.matmul_ms / 10)
+
+    def costs(rank: int, step: Step) -> tuple[float, float]:
+        body, tail = of_chunk(rank, step)
+        spans = step.chunk is not None and kind(step.kind).role == "compute"
+        return body * (max(region.stop - region.start for region in step.writes) if spans else 1), tail
+
+    return costs

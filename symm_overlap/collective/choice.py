@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .candidates import Candidate, parts_in_words
+
 
 @dataclass(frozen=True)
 class Prediction:
     """The cost model's prediction for one candidate. Times are in milliseconds.
 
     Attributes:
-        path, chunks: the candidate.
+        candidate: what is predicted.
         total: from the start of the call on all ranks to its end.
         matmul: the matmuls, one after the other, each with its last wave. In chunks, copies beside them slow them down.
         moves: the collective, or the copies, alone. The time of additions is included.
@@ -19,8 +21,7 @@ class Prediction:
         host: until the host has issued everything. The host works ahead of the device.
     """
 
-    path: str
-    chunks: int
+    candidate: Candidate
     total: float
     matmul: float
     moves: float
@@ -28,10 +29,9 @@ class Prediction:
     host: float
 
     @property
-    def name(self) -> str:
-        """The candidate in words."""
-        cut = self.path in ("pipelined", "fused")
-        return f"{self.path}, {self.chunks} chunk{'s' if self.chunks > 1 else ''}" if cut else self.path
+    def path(self) -> str:
+        """The path of the candidate."""
+        return self.candidate.path
 
 
 def prediction_table(device: str, predictions: Sequence[Prediction]) -> str:
@@ -41,7 +41,7 @@ def prediction_table(device: str, predictions: Sequence[Prediction]) -> str:
     lines = [title.ljust(width) + "".join(f"{name:>9}" for name in _COLUMNS)]
     for each in predictions:
         times = (getattr(each, name) for name in _COLUMNS)
-        lines.append(f"    {each.name}".ljust(width) + "".join(f"{time:>9.3f}" for time in times))
+        lines.append(f"    {each.candidate.name}".ljust(width) + "".join(f"{time:>9.3f}" for time in times))
     return "\n".join(lines)
 
 
@@ -62,7 +62,8 @@ class Choice:
             twice.
         compute: compute streams; the first is the caller's.
         copy: the first stream of the copies.
-        copies: how many such streams take turns; see `symm_overlap.collective.planners.builder`.
+        copies, span: how many such streams take turns, and how many peers' parts one matmul covers at most; see
+            `symm_overlap.collective.planners.builder`.
         predictions: the predicted times of the candidates, if a model of the device decided.
         model: the name of that model.
         doubt: why the prediction for the path fused did not count, or an empty string.
@@ -77,15 +78,22 @@ class Choice:
     compute: tuple[str, ...] = ("compute0",)
     copy: str = "compute0"
     copies: int = 1
+    span: int = 1
     predictions: tuple[Prediction, ...] = ()
     model: str = ""
     doubt: str = ""
+
+    @property
+    def candidate(self) -> Candidate:
+        """The path with its granularity, without the streams."""
+        return Candidate(self.path, self.chunks, self.span)
 
     def __str__(self) -> str:
         how = " (one shot: every rank sums all of it)" if self.one_shot else ""
         if self.path in ("pipelined", "fused", "c10d") and not self.whole:
             streams = tuple(dict.fromkeys((*self.compute, self.copy, *[f"{self.copy}1"] * (self.copies - 1))))
-            how = f" ({self.chunks} chunk{'s' if self.chunks > 1 else ''} a rank, streams: {', '.join(streams)})"
+            a_rank = "" if self.span > 1 else " a rank"
+            how = f" ({parts_in_words(self.chunks, self.span)}{a_rank}, streams: {', '.join(streams)})"
         table = "\n" + prediction_table(self.model, self.predictions) if self.predictions else ""
         if self.doubt:
             table += f"\n    {self.doubt}"

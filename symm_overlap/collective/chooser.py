@@ -37,18 +37,19 @@ from typing import NamedTuple
 
 from ..runtime import TRAITS, Device, DeviceCosts, GroupState, Traits, costs_of
 from ..settings import Settings
+from .candidates import Candidate, ladders, possible_paths, span_of
 from .choice import Choice, Prediction
 from .prediction import copy_streams, doubt_of_fused, predict
 from .problem import Problem
 from .tuned import Tuned, tuned_for
 
-CHUNKS = (1, 2, 4)
-"""The numbers of chunks among which a pipelined call chooses."""
-
 REQUIRED_RATIO, REQUIRED_SAVING_MS = 0.95, 0.02
 """A pipelined or fused call is chosen only if its predicted time is at most this fraction of that of the plain
 collective and matmul, and shorter by at least so many milliseconds. On an H200 with an emulated link, the model
 predicts 0.83 to 1.19 of the time of our plans with 8192 rows, and 0.67 to 1.14 for few rows (`bench.model_error`)."""
+
+NEARLY = 1.01
+"""If predicted times of pipelined and fused candidates differ by less than this factor, the host's time decides."""
 
 
 def choose(
@@ -72,7 +73,7 @@ def choose(
     Raises:
         ValueError: the forced path cannot run here, SYMM_OVERLAP_PATH names no path, or there are too many ranks.
     """
-    forced = settings.forced_path, settings.chunks, settings.streams
+    forced = settings.forced_path, settings.chunks, settings.streams, settings.span
     in_order = settings.order != "any"
     return _choose(problem, *forced, settings.lane_index, in_order, direct, fake, device, tuned)
 
@@ -116,6 +117,7 @@ def _choose(
     path: str | None,
     chunks: int | None,
     streams: int | None,
+    span: int | None,
     lane: int,
     in_order: bool,
     direct: bool,
@@ -135,52 +137,47 @@ def _choose(
         )
     if path == "fused" and not problem.fusible:
         path, reason = "pipelined", "'fused' is forced, but there is no kernel for this"
-    free = (path, chunks, streams) == (None, None, None)
+    free = (path, chunks, streams, span) == (None, None, None, None)
     costs = costs_of(traits.costs, device) if traits.costs else None
     exchange_traits = _ExchangeTraits(lane, in_order, direct)
-    best = tuned.best(_possible(problem, direct)) if tuned is not None and free else None
+    best = tuned.best(possible_paths(problem, direct)) if tuned is not None and free else None
     if best is not None:
-        (path, chunks), reason = best, str(tuned)
+        (path, chunks, span), reason = best, str(tuned)
     elif path is None and not direct:
         path, reason = "c10d", "the ranks are on several hosts, or cannot map each other's memory"
     elif costs is not None and (path is None or (path in ("pipelined", "fused") and chunks is None)):
-        predictions = _predictions(problem, traits, costs, path, chunks, streams, exchange_traits)
+        predictions = _predictions(problem, traits, costs, path, chunks, streams, span, exchange_traits)
         doubt = "" if path == "fused" or not problem.fusible else doubt_of_fused(problem, costs, device)
         allowed = [each for each in predictions if not (doubt and each.path == "fused")]
-        least = min(allowed, key=_handicapped)
+        least = _least(allowed)
         reason = _compared(least, allowed) if path is None else reason
-        path, chunks, model = least.path, least.chunks, str(Device(costs.name, device.stream_waits))
+        (path, chunks, span), model = least.candidate, str(Device(costs.name, device.stream_waits))
     elif path is None:
         path, reason = _by_thresholds(problem, traits)
     whole = path == "sequential"
     if path == "c10d" and chunks is None:
         whole = not problem.op_kind.multiplies or problem.rows < traits.fewest_rows
         chunks = 2 if problem.rows >= 2 * traits.fewest_rows else 1
-    arranged = _arranged(problem, traits, path, 1 if whole else chunks, streams, exchange_traits, costs)
+    candidate = Candidate(path, 1 if whole or chunks is None else chunks, span or 1)
+    arranged = _arranged(problem, traits, candidate, streams, exchange_traits, costs)
     if arranged.exchange == "c10d" and not fake:
         _require_lane_of_library(problem, traits, path, lane, reason)
     found = replace(arranged, reason=reason, whole=whole, predictions=predictions, model=model, doubt=doubt)
     return replace(found, exchange="fake", one_shot=False) if fake else found
 
 
-def _possible(problem: Problem, direct: bool) -> tuple[str, ...]:
-    """Return the paths on which a call can run."""
-    return "sequential", "c10d", *(["pipelined"] if direct else []), *(["fused"] if direct and problem.fusible else [])
-
-
 def _arranged(
     problem: Problem,
     traits: Traits,
-    path: str,
-    chunks: int | None,
+    candidate: Candidate,
     streams: int | None,
     exchange_traits: _ExchangeTraits,
     costs: DeviceCosts | None,
 ) -> Choice:
-    """Return a path with its chunks, streams and exchange. ``costs``: those of the device, if they are known."""
-    whole = path == "sequential"
+    """Return a candidate with its streams and its exchange. ``costs``: those of the device, if they are known."""
+    path, whole = candidate.path, candidate.path == "sequential"
     # A part is never cut into more pieces than it has rows.
-    chunks = min(chunks or 1, max(1, problem.rows))
+    chunks = min(candidate.chunks, max(1, problem.rows))
     exchange = _exchange(problem, traits, path, *exchange_traits)
     if path == "fused":
         return Choice(path, exchange, "", chunks, copy="copy", copies=copy_streams(problem, costs))
@@ -197,6 +194,7 @@ def _arranged(
         compute=("compute0", "compute1")[:streams],
         copy="copy" if side else "compute0",
         copies=copy_streams(problem, costs) if side else 1,
+        span=span_of(problem, path, chunks, candidate.span),
     )
 
 
@@ -207,24 +205,34 @@ def _predictions(
     path: str | None,
     chunks: int | None,
     streams: int | None,
+    span: int | None,
     exchange_traits: _ExchangeTraits,
 ) -> tuple[Prediction, ...]:
-    """Return the predicted times: first of the plain way, then of the others, with more chunks as long as they help."""
-    cuts = CHUNKS if chunks is None else (chunks,)
+    """Return the predicted times: first of the plain way, then of the others, with more chunks, or matmuls of more
+    parts, as long as they help.
+    """
     paths = (path,) if path is not None else ("pipelined", "fused") if problem.fusible else ("pipelined",)
     found: list[Prediction] = []
     if path is None:
-        whole = _arranged(problem, traits, "sequential", 1, streams, exchange_traits, costs)
+        whole = _arranged(problem, traits, Candidate("sequential"), streams, exchange_traits, costs)
         found.append(predict(problem, costs, whole, in_order=exchange_traits.in_order))
-    for each in paths:
+    for ladder in (ladder for each in paths for ladder in ladders(problem, each, chunks, span)):
         last = math.inf
-        for cut in dict.fromkeys(min(cut, max(1, problem.rows)) for cut in cuts):
-            arranged = _arranged(problem, traits, each, cut, streams, exchange_traits, costs)
-            found.append(predict(problem, costs, arranged))
+        for candidate in ladder:
+            found.append(
+                predict(problem, costs, _arranged(problem, traits, candidate, streams, exchange_traits, costs))
+            )
             if found[-1].total >= last:
                 break
             last = found[-1].total
     return tuple(found)
+
+
+def _least(predictions: Sequence[Prediction]) -> Prediction:
+    """Return the quickest candidate; see `REQUIRED_RATIO` and `NEARLY`."""
+    least = min(predictions, key=_handicapped)
+    near = [each for each in predictions if each.path != "sequential" and each.total <= NEARLY * least.total]
+    return least if least.path == "sequential" else min(near, key=lambda each: each.host)
 
 
 def _handicapped(each: Prediction) -> float:
@@ -237,7 +245,7 @@ def _handicapped(each: Prediction) -> float:
 def _compared(best: Prediction, predictions: Sequence[Prediction]) -> str:
     """Return why the best candidate was chosen, in words."""
     other = min((each for each in predictions if each.path != best.path), key=lambda each: each.total)
-    return f"predicted {best.total:.3f} ms, and {other.total:.3f} ms for {other.name}"
+    return f"predicted {best.total:.3f} ms, and {other.total:.3f} ms for {other.candidate.name}"
 
 
 def _require_summable(problem: Problem, traits: Traits) -> None:

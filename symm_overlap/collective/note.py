@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from ..settings import Settings
 
-_SETTINGS = ("path", "chunks", "streams", "timeout", "lane")
+_SETTINGS = ("path", "chunks", "streams", "span", "timeout", "lane")
 
 
 def make_note(settings: Settings) -> str:

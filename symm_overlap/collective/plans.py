@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..plan import Plan
 from .planners.all_gather_consume import all_gather_consume
+from .planners.fused_all_gather_matmul import fused_all_gather_matmul
+from .planners.fused_matmul_all_reduce import fused_matmul_all_reduce
+from .planners.fused_matmul_reduce_scatter import fused_matmul_reduce_scatter
 from .planners.gather_then_consume import gather_then_consume
+from .planners.produce_all_reduce import produce_all_reduce
+from .planners.produce_reduce_scatter import produce_reduce_scatter
 
 if TYPE_CHECKING:
     from .choice import Choice
@@ -15,6 +20,13 @@ if TYPE_CHECKING:
 
 RING = 2
 """How many chunks of peers have memory when a weight is gathered: one is copied while the other is multiplied."""
+
+_FUSED: dict[tuple[bool, bool], Callable[..., Plan]] = {
+    (True, False): fused_all_gather_matmul,
+    (False, False): fused_matmul_reduce_scatter,
+    (False, True): fused_matmul_all_reduce,
+}
+"""Indexed by whether inputs travel, and whether every rank gets the whole sum."""
 
 
 def gather_plan(
@@ -48,6 +60,7 @@ def gather_plan(
         compute=choice.compute,
         copy=choice.copy,
         copies=choice.copies,
+        span=choice.span,
         in_place=in_place,
         keep=keep,
         consume=consume,
@@ -67,4 +80,27 @@ def reduction_plan(
     how: dict[str, Any] = {}
     if not choice.whole:
         how = {"chunks": choice.chunks, "compute": choice.compute, "copy": choice.copy, "copies": choice.copies}
+        how["span"] = choice.span
     return planner(rank, world, in_place=in_place, **how, **arguments)
+
+
+def planned(problem: Problem, choice: Choice, rank: int | None = None) -> Plan:
+    """Return a rank's plan for a call in chunks that needs nothing except its result.
+
+    By default it is the plan of a rank with the most matmuls. The ranks' plans are the same except where a matmul would
+    span the parts of the last rank and of rank 0. One rank has such a place in the middle of its longest span.
+    """
+    op_kind = problem.op_kind
+    if rank is None:
+        rank = choice.span // 2 if op_kind.gathers or choice.span == 1 else problem.world - 1 - choice.span // 2
+    if choice.path == "fused":
+        streams = {"stream": choice.compute[0], "copy": choice.copy, "copies": choice.copies}
+        return _FUSED[op_kind.gathers, op_kind.replicates](rank, problem.world, chunks=choice.chunks, **streams)
+    if op_kind.gathers:
+        multiplies = op_kind.multiplies
+        accumulate = multiplies and problem.last and not op_kind.moves_weight
+        return gather_plan(
+            problem, choice, rank, in_place=False, keep=not multiplies, consume=multiplies, accumulate=accumulate
+        )
+    planner: Callable[..., Plan] = produce_all_reduce if op_kind.replicates else produce_reduce_scatter
+    return reduction_plan(planner, choice, rank, problem.world, in_place=False)

@@ -8,77 +8,46 @@ read the peers' memory, and one matmul. Times are in milliseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from ..kernels.configuration import programs
 from ..plan import Plan, Step, kind
 from ..plan.one_rank import Conditions, makespan_of_one_rank, times_of_one_rank
 from ..runtime import Device, DeviceCosts
+from .candidates import Candidate
 from .choice import Choice, Prediction
-from .planners import (
-    fused_all_gather_matmul,
-    fused_matmul_all_reduce,
-    fused_matmul_reduce_scatter,
-    issued,
-    produce_all_reduce,
-    produce_reduce_scatter,
-)
-from .planners.kinds import POLL, PUBLISH, RAISE, TILES
-from .plans import gather_plan, reduction_plan
+from .planners import issued
+from .planners.kinds import CONSUME, POLL, PRODUCE, PUBLISH, RAISE, TILES
+from .plans import planned
 from .problem import Problem
 
 ACTIVATIONS = 4096
 """The assumed number of rows of every rank if a weight travels. Ranks may then multiply the weight with different
 numbers of rows, but all must choose alike. The number is an estimate."""
 
-_FUSED: dict[tuple[bool, bool], Callable[..., Plan]] = {
-    (True, False): fused_all_gather_matmul,
-    (False, False): fused_matmul_reduce_scatter,
-    (False, True): fused_matmul_all_reduce,
-}
-"""Indexed by whether inputs travel, and whether every rank gets the whole sum."""
-
 _MILLI = 1e3
 _PAUSE = 1e-7  # a hundred cycles or so
 
 
-def predict(problem: Problem, costs: DeviceCosts, candidate: Choice, *, in_order: bool = True) -> Prediction:
+def predict(problem: Problem, costs: DeviceCosts, choice: Choice, *, in_order: bool = True) -> Prediction:
     """Predict the time of a call.
 
     Args:
         costs: the costs of operations on the device.
-        candidate: a sequential, a pipelined or a fused choice.
+        choice: a sequential, a pipelined or a fused choice.
         in_order: whether sums that go through the vendor's library are added up in rank order; else the library adds
             up.
     """
-    if candidate.whole:
-        reads_peers = candidate.exchange == "planned" and not problem.op_kind.gathers
-        moves = _in_kernels(problem, costs, candidate) if reads_peers else _by_library(problem, costs, in_order)
+    if choice.whole:
+        reads_peers = choice.exchange == "planned" and not problem.op_kind.gathers
+        moves = _in_kernels(problem, costs, choice) if reads_peers else _by_library(problem, costs, in_order)
         return _sequential(problem, costs, *moves)
-    return predict_plan(problem, costs, planned(problem, candidate), candidate.path, candidate.chunks)
+    return predict_plan(problem, costs, planned(problem, choice), choice.candidate)
 
 
 def predict_plain(problem: Problem, costs: DeviceCosts) -> Prediction:
     """Predict the time of the vendor's collective and one matmul, with sums in any order."""
     return _sequential(problem, costs, *_by_library(problem, costs, in_order=False))
-
-
-def planned(problem: Problem, candidate: Choice) -> Plan:
-    """Return the plan of rank 0 for a call in chunks that needs nothing except its result."""
-    op_kind = problem.op_kind
-    if candidate.path == "fused":
-        streams = {"stream": candidate.compute[0], "copy": candidate.copy, "copies": candidate.copies}
-        return _FUSED[op_kind.gathers, op_kind.replicates](0, problem.world, chunks=candidate.chunks, **streams)
-    if op_kind.gathers:
-        multiplies = op_kind.multiplies
-        accumulate = multiplies and problem.last and not op_kind.moves_weight
-        return gather_plan(
-            problem, candidate, 0, in_place=False, keep=not multiplies, consume=multiplies, accumulate=accumulate
-        )
-    planner: Callable[..., Plan] = produce_all_reduce if op_kind.replicates else produce_reduce_scatter
-    return reduction_plan(planner, candidate, 0, problem.world, in_place=False)
 
 
 def copy_streams(problem: Problem, costs: DeviceCosts | None) -> int:
@@ -109,9 +78,9 @@ def doubt_of_fused(problem: Problem, costs: DeviceCosts, device: Device) -> str:
     return "fused is used only if it is forced or autotune has measured it: no such kernel was measured on this device"
 
 
-def predict_plan(problem: Problem, costs: DeviceCosts, plan: Plan, path: str, chunks: int) -> Prediction:
-    """Predict the time of a call by ``plan``, with ``chunks`` chunks of each rank's part."""
-    steps = StepCosts(problem, costs, chunks, plan)
+def predict_plan(problem: Problem, costs: DeviceCosts, plan: Plan, candidate: Candidate) -> Prediction:
+    """Predict the time of a call by ``plan``, which carries out ``candidate``."""
+    steps = StepCosts(problem, costs, candidate.chunks, plan)
     spent = {"compute": 0.0, "copy": 0.0, "meet": 0.0, "order": 0.0}
     for step in plan.steps:
         record = kind(step.kind)
@@ -119,22 +88,30 @@ def predict_plan(problem: Problem, costs: DeviceCosts, plan: Plan, path: str, ch
         spent[role] += sum(steps(plan.rank, step))
     if not problem.op_kind.multiplies:  # "produce" steps only copy
         spent["copy"] += spent.pop("compute")
-    total = makespan_of_one_rank(plan, steps, **_conditions(plan, costs))
-    host = sum(issued(plan)) * costs.host * _MILLI
-    return Prediction(path, chunks, total, spent.get("compute", 0.0), spent["copy"], spent["meet"], host)
+    total = makespan_of_one_rank(plan, steps, **_conditions(problem, plan, costs))
+    host = sum(_host(problem, plan, costs))
+    return Prediction(candidate, total, spent.get("compute", 0.0), spent["copy"], spent["meet"], host)
 
 
 def predict_steps(problem: Problem, costs: DeviceCosts, plan: Plan, chunks: int) -> list[tuple[float, float]]:
     """Predict when each step of a plan begins and ends, in milliseconds after all ranks have begun the call."""
     steps = StepCosts(problem, costs, chunks, plan)
-    times = times_of_one_rank(plan, steps, **_conditions(plan, costs))
+    times = times_of_one_rank(plan, steps, **_conditions(problem, plan, costs))
     return list(zip(times.starts, times.ends, strict=True))[: len(plan.steps)]
 
 
-def _conditions(plan: Plan, costs: DeviceCosts) -> Conditions:
+def _conditions(problem: Problem, plan: Plan, costs: DeviceCosts) -> Conditions:
     """Return the conditions under which the steps of a plan run; see `times_of_one_rank`."""
-    issue, flight = costs.host * _MILLI, costs.flag * _MILLI
-    return {"on_sms": on_sms(plan), "issue": issue, "issued": issued(plan), "flight": flight}
+    return {"on_sms": on_sms(plan), "host": _host(problem, plan, costs), "flight": costs.flag * _MILLI}
+
+
+def _host(problem: Problem, plan: Plan, costs: DeviceCosts) -> list[float]:
+    """Return how long the host takes to issue each step, in milliseconds."""
+    longer = costs.host_matmul - costs.host if problem.op_kind.multiplies else 0.0
+    return [
+        (count * costs.host + longer * (step.kind in (CONSUME, PRODUCE))) * _MILLI
+        for step, count in zip(plan.steps, issued(plan), strict=True)
+    ]
 
 
 def on_sms(plan: Plan) -> frozenset[str]:
@@ -151,10 +128,17 @@ def _last_tiles(plan: Plan) -> Step | None:
     return next((step for step in reversed(plan.steps) if step.kind == TILES), None)
 
 
-def _streams_without_work(plan: Plan) -> frozenset[str]:
-    """Return the streams on which no step occupies the SMs: the copy streams."""
-    kinds = on_sms(plan)
-    return frozenset(plan.streams) - {step.stream for step in plan.steps if step.kind in kinds}
+def _turns(plan: Plan) -> frozenset[Step]:
+    """Return the steps before or after which a copy stream turns between copies and waits; see `DeviceCosts.turn`."""
+    kinds, found = on_sms(plan), set()
+    computing = {step.stream for step in plan.steps if step.kind in kinds}
+    last: dict[str, str] = {}
+    for step in plan.steps:
+        role = kind(step.kind).role
+        if step.stream not in computing and last.get(step.stream) != role:
+            found.add(step)
+        last[step.stream] = role
+    return frozenset(found)
 
 
 class StepCosts:
@@ -174,22 +158,30 @@ class StepCosts:
         if problem.op_kind.moves_weight and problem.op_kind.gathers:  # the weight's rows are the product's columns
             cut = m, -(-n // chunks), k
         self._last = None if plan is None else _last_tiles(plan)
-        self._turning = frozenset() if plan is None else _streams_without_work(plan)
-        self._matmul = None
+        self._turning = frozenset() if plan is None else _turns(plan)
+        # Of each rank's chunks, all but its own are copied, and copies take memory bandwidth from the matmuls.
+        self._beside = costs.beside_copies(self._nbytes * (problem.world - 1) // problem.world)
+        self._part = *cut, dtype
+        self._matmul: tuple[float, float] | None = None
         if self._last is not None:
             held, parts = costs.sms - programs(costs.sms), problem.world * chunks
-            self._matmul = costs.matmul(*cut, dtype, held, parts=parts, late=problem.op_kind.gathers, share=costs.fused)
+            body, tail = costs.matmul(*cut, dtype, held, parts=parts, late=problem.op_kind.gathers, share=costs.fused)
+            self._matmul = body + self._beside, tail
         elif problem.op_kind.multiplies:
-            self._matmul = costs.matmul(*cut, dtype, costs.held if problem.world > 1 else 0, share=costs.pieces)
-        if self._matmul is not None:
-            # Of each rank's chunks, all but its own are copied, and copies take memory bandwidth from the matmuls.
-            copied = self._nbytes * (problem.world - 1) // problem.world
-            self._matmul = self._matmul[0] + costs.beside_copies(copied), self._matmul[1]
+            self._matmul = self._matmul_of(1)
 
     @property
     def matmul(self) -> float:
         """Seconds of the matmul of one chunk, beside other work that fills its last wave."""
         return self._matmul[0] if self._matmul else 0.0
+
+    def _matmul_of(self, count: int) -> tuple[float, float]:
+        """Return the body and the tail of one matmul of ``count`` parts."""
+        (m, n, k, dtype), costs = self._part, self._costs
+        # What a series of matmuls loses is assumed to be the same at each of them, whatever its size.
+        share = count / (count - 1 + 1 / costs.pieces)
+        body, tail = costs.matmul(count * m, n, k, dtype, costs.held if self._world > 1 else 0, share=share)
+        return body + count * self._beside, tail
 
     @property
     def peer_copy(self) -> float:
@@ -201,14 +193,15 @@ class StepCosts:
         body, tail = self._seconds(rank, step)
         if step.after and step.kind not in (TILES, POLL):  # TILES and POLL follow flags, not events
             tail += self._costs.event
-        if step.stream in self._turning:
+        if step in self._turning:
             tail += self._costs.turn
         return body * _MILLI, tail * _MILLI
 
     def _seconds(self, rank: int, step: Step) -> tuple[float, float]:
         costs, record = self._costs, kind(step.kind)
-        if step.kind in ("consume", "produce") and self._matmul is not None:
-            return self._matmul
+        if step.kind in (CONSUME, PRODUCE) and self._matmul is not None:
+            count = max(region.stop - region.start for region in step.writes)
+            return self._matmul if count == 1 else self._matmul_of(count)
         if step.kind == TILES and self._matmul is not None:
             body, tail = self._matmul
             return body, tail if step is self._last else 0.0
@@ -252,9 +245,10 @@ def _sequential(problem: Problem, costs: DeviceCosts, moves: float, operations: 
             m, n, k = (ACTIVATIONS, problem.m, problem.n) if op_kind.gathers else (problem.m, problem.n, ACTIVATIONS)
         matmul = sum(costs.matmul(m, n, k, problem.factors))
         operations += 1
-    host = operations * costs.host
-    total = costs.host + moves + matmul
-    return Prediction("sequential", 1, *(seconds * _MILLI for seconds in (total, matmul, moves, 0.0, host)))
+    host = operations * costs.host + (costs.host_matmul - costs.host if op_kind.multiplies else 0.0)
+    first = costs.host_matmul if op_kind.multiplies and not op_kind.gathers else costs.host
+    total = first + moves + matmul
+    return Prediction(Candidate("sequential"), *(seconds * _MILLI for seconds in (total, matmul, moves, 0.0, host)))
 
 
 def _by_library(problem: Problem, costs: DeviceCosts, in_order: bool) -> tuple[float, int]:
@@ -274,13 +268,13 @@ def _by_library(problem: Problem, costs: DeviceCosts, in_order: bool) -> tuple[f
     return moves, operations
 
 
-def _in_kernels(problem: Problem, costs: DeviceCosts, candidate: Choice) -> tuple[float, int]:
+def _in_kernels(problem: Problem, costs: DeviceCosts, choice: Choice) -> tuple[float, int]:
     """Return the time in seconds, and the number of operations, of a sum by a kernel that reads the peers' memory.
 
     A large all-reduce needs another such kernel.
     """
-    world, launches = problem.world, 2 if problem.op_kind.replicates and not candidate.one_shot else 1
-    received = (world - 1) * problem.share * (world if candidate.one_shot else 1)
+    world, launches = problem.world, 2 if problem.op_kind.replicates and not choice.one_shot else 1
+    received = (world - 1) * problem.share * (world if choice.one_shot else 1)
     moves = launches * costs.meeting(received)
     if not problem.op_kind.multiplies:  # the input is copied to memory that peers can read
         moves += sum(costs.memory_kernel(2 * world * problem.share))

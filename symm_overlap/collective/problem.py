@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ..plan.layout import ALIGNMENT
+
 
 @dataclass(frozen=True)
 class OpKind:
@@ -79,6 +81,14 @@ class Problem:
     def op_kind(self) -> OpKind:
         """The kind of the op."""
         return OPS[self.op]
+
+    @property
+    def spannable(self) -> bool:
+        """Whether one matmul may cover the parts of several ranks, because they are next to each other in memory.
+
+        In the workspace of a sum they are only if their size needs no padding (`symm_overlap.plan.layout`).
+        """
+        return self.fusible and not self.last and self.nbytes % ALIGNMENT == 0
 
     @property
     def share(self) -> int:

@@ -6,10 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ..settings import PATHS
+from .candidates import Candidate
 from .problem import Problem
-
-Candidate = tuple[str, int]
-"""A path, and a number of chunks."""
 
 
 @dataclass(frozen=True)
@@ -29,17 +27,12 @@ class Tuned:
         Args:
             paths: the paths on which the call can run. Calls of one kind may differ in this.
         """
-        possible = [each for each in self.times if each[0][0] in paths]
+        possible = [each for each in self.times if each[0].path in paths]
         return min(possible, key=lambda each: each[1])[0] if possible else None
 
     def __str__(self) -> str:
-        measured = ", ".join(f"{_name(candidate)} {time:.3f} ms" for candidate, time in self.times)
+        measured = "; ".join(f"{candidate.name} {time:.3f} ms" for candidate, time in self.times)
         return f"measured by autotune: {measured}"
-
-
-def _name(candidate: Candidate) -> str:
-    path, chunks = candidate
-    return path if path == "sequential" else f"{path} with {chunks} chunk{'s' if chunks > 1 else ''}"
 
 
 def tuned_for(measured: Mapping[tuple[str, str], Tuned], problem: Problem, order: str | None) -> Tuned | None:

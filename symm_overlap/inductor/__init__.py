@@ -37,6 +37,7 @@ def options(
     path: str | None = None,
     chunks: int | None = None,
     streams: int | None = None,
+    span: int | None = None,
     timeout: float | None = None,
     lane: int | None = None,
 ) -> dict[str, Any]:
@@ -51,15 +52,15 @@ def options(
         strict: raise `NotFusedError` if a collective beside a matmul cannot be fused, or if a graph has none.
         small: also fuse small gathers on GPUs. For these the chooser would use the collectives of torch.distributed, so
             nothing is gained (`symm_overlap.explain`).
-        path, chunks, streams: see `symm_overlap.force_path`. These and the next two apply to the ops that the pass
-            writes. A block around the call of the compiled model overrides them.
+        path, chunks, streams, span: see `symm_overlap.force_path`. These and the next two apply to the ops that the
+            pass writes. A block around the call of the compiled model overrides them.
         timeout: seconds, see `symm_overlap.timeout`.
         lane: see `symm_overlap.lane`.
 
     Raises:
         ValueError, TypeError: a setting is out of its range.
     """
-    return options_of(_new_pass(Choices(strict, small, checked_settings(path, chunks, streams, timeout, lane))))
+    return options_of(_new_pass(Choices(strict, small, checked_settings(path, chunks, streams, span, timeout, lane))))
 
 
 @contextmanager

@@ -22,7 +22,12 @@ class Choices:
 
 
 def checked_settings(
-    path: str | None, chunks: int | None, streams: int | None, seconds: float | None, index: int | None
+    path: str | None,
+    chunks: int | None,
+    streams: int | None,
+    span: int | None,
+    seconds: float | None,
+    index: int | None,
 ) -> Settings:
     """Return the settings that blocks with these arguments would set.
 
@@ -30,8 +35,8 @@ def checked_settings(
         ValueError, TypeError: as the blocks do.
     """
     with applied(Settings()), ExitStack() as blocks:
-        if (path, chunks, streams) != (None, None, None):
-            blocks.enter_context(force_path(path, chunks=chunks, streams=streams))
+        if (path, chunks, streams, span) != (None, None, None, None):
+            blocks.enter_context(force_path(path, chunks=chunks, streams=streams, span=span))
         if seconds is not None:
             blocks.enter_context(timeout(seconds))
         if index is not None:

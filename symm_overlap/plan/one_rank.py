@@ -31,8 +31,7 @@ class Conditions(TypedDict, total=False):
     """The conditions of a simulation; see `times_of_one_rank`."""
 
     on_sms: Required[Collection[str]]
-    issue: float
-    issued: Sequence[int] | None
+    host: Sequence[float] | None
     flight: float
     run: Callable[[Work], Times]
 
@@ -50,8 +49,7 @@ def times_of_one_rank(
     costs: CostOf,
     *,
     on_sms: Collection[str],
-    issue: float = 0.0,
-    issued: Sequence[int] | None = None,
+    host: Sequence[float] | None = None,
     flight: float = 0.0,
     run: Callable[[Work], Times] = work.run,
 ) -> Times:
@@ -61,8 +59,8 @@ def times_of_one_rank(
     Args:
         plan: the plan of any rank; the plans of the others are the same with the ranks rotated.
         costs, on_sms, run: see `simulate`.
-        issue: how long the host takes for one operation. No step starts before it is issued.
-        issued: how many operations the host issues for each step; by default `operations`.
+        host: how long the host takes to issue each step, one after another; by default no time. No step starts before
+            it is issued.
         flight: how long it takes until a peer can see what a step has posted. It does not block either of the two
             streams.
 
@@ -71,7 +69,6 @@ def times_of_one_rank(
             finite.
     """
     count = len(plan.steps)
-    issued = operations(plan) if issued is None else issued
     posts, met = _meetings(plan)
     # The work after the steps: first what the host issues, in the order of issue, then the posts that are in flight.
     flights = {number: 2 * count + turn for turn, number in enumerate(posts)}
@@ -95,9 +92,7 @@ def times_of_one_rank(
             after=integers(earlier for each in [*after, *later] for earlier in each),
             holds_starts=integers(starts_of([*holds, *[()] * others])),
             holds=integers(resource for each in holds for resource in each),
-            body=doubles(
-                [body for body, _ in cost] + [issue * operations for operations in issued] + [flight] * len(posts)
-            ),
+            body=doubles([body for body, _ in cost] + list(host or [0.0] * count) + [flight] * len(posts)),
             tail=doubles([tail for _, tail in cost] + [0.0] * others),
             lottery=nothing,
             lot_starts=integers([0]),

@@ -57,6 +57,13 @@ class Step:
         (peer,) = self.peers
         return peer
 
+    def chunk_name(self, pieces: bool = True) -> str:
+        """Return the chunk in words: "1.0", or "1" without ``pieces``. A step that writes several units: "1-3.0"."""
+        assert self.chunk is not None
+        (owner, piece), count = self.chunk, max((region.stop - region.start for region in self.writes), default=1)
+        where = str(owner) if count <= 1 else f"{owner}-{owner + count - 1}"
+        return f"{where}.{piece}" if pieces else where
+
     def __str__(self) -> str:
         words = [self.kind]
         if self.chunk is not None:

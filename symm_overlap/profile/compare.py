@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..collective.prediction import planned, predict, predict_steps
+from ..collective.plans import planned
+from ..collective.prediction import predict, predict_steps
 from ..plan import At, Event, Step, Timeline, kind
 from ..plan.kinds import find
 from ..runtime import TRAITS, Device, costs_of, record_of
@@ -72,7 +73,7 @@ def compare(recording: Recording, index: int) -> Comparison | None:
         return None
     by_kernels = any(each.step is not None and each.step.kind == "wait" for each in activities)
     costs = costs_of(known, Device(recording.device, stream_waits=not by_kernels))
-    plan = planned(problem, choice)
+    plan = planned(problem, choice, rank)
     times = predict_steps(problem, costs, plan, choice.chunks)
     expected = {_key(step, plan.rank, plan.world): span for step, span in zip(plan.steps, times, strict=True)}
     measured = _spans(recording, index)
@@ -124,5 +125,5 @@ def _key(step: Step, rank: int, world: int) -> tuple[object, ...]:
 
 
 def _name(step: Step) -> str:
-    words = step.kind if step.chunk is None else f"{step.kind} {step.chunk[0]}.{step.chunk[1]}"
+    words = step.kind if step.chunk is None else f"{step.kind} {step.chunk_name()}"
     return f"{words} on {step.stream}"

@@ -99,8 +99,7 @@ def describe(calls: Calls) -> str:
     if what is None:
         return words
     _, choice = what
-    cut = "" if choice.whole or choice.path == "single" else f", {choice.chunks} chunk{'s' * (choice.chunks > 1)}"
-    return f"{words}, {choice.path}{cut}"
+    return f"{words}, {choice.candidate.name}"
 
 
 def header() -> str:

@@ -83,13 +83,17 @@ def test_gpu_host_counts_what_every_op_launches(tmp_path: Path) -> None:
     paths = [path for path in gpu_host.PATHS if path != "fsdp"]
     assert {(row["path"], row["op"]) for row in rows} == set(itertools.product(paths, gpu_host.OPS))
     for row in rows:
-        copies, matmuls = row["world"] - 1, row["world"] if row["path"] == "pipelined" else 1
+        spans = row["span"] > 1
+        copies, matmuls = row["world"] - 1, 3 if spans else row["world"] if row["path"] == "pipelined" else 1
         assert row["large"] >= copies + matmuls
-        assert row["small"] >= row["world"]
+        assert row["small"] >= (4 if spans else row["world"])
         assert row["events"] > 0
     assert max(row["small"] for row in rows if (row["world"], row["chunks"]) == (8, 1)) <= gpu_host.TARGET_SMALL
     judged = [row for row in rows if (row["path"], row["world"], row["chunks"]) == ("fused", 8, 1)]
     assert [row["driver"] for row in judged] == [23, 33, 47]
+    assert [row["driver"] for row in rows if row["span"] == 4] == [23, 35, 50]
+    alone = [row for row in rows if [row[key] for key in ("path", "world", "chunks", "span")] == ["pipelined", 8, 1, 1]]
+    assert [row["driver"] for row in alone] == [43, 60, 77]
     # Five calls on a machine that may be busy: the times are not compared here.
     assert all(row["us_to_issue"] > 0 and row["us_per_call"] > 0 for row in rows)
 

@@ -1,6 +1,7 @@
 """``symm-overlap plan`` prints, verifies, simulates and writes a plan, and reports a mistake in one line."""
 
 import json
+import re
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -71,6 +72,16 @@ def test_two_copy_streams_are_proven_and_shown(op, more, capsys):
     assert "no race" in shown
 
 
+@pytest.mark.parametrize("op", command.PLANNERS)
+def test_matmuls_of_several_parts_are_proven_shown_and_take_longer(op, capsys):
+    assert main(["plan", op, "--world", "5", "--span", "2", "--verify", "--simulate", "--rank", "0"]) == 0
+    shown = capsys.readouterr().out
+    assert "no race" in shown
+    assert "1-3 are the parts of ranks 1 to 3" in shown
+    assert re.search(r"(consume|produce) 1-2\b", shown)
+    assert "compute alone 5.100" in shown, "five parts and a tail"
+
+
 def test_verify_says_what_was_proven(capsys):
     assert main(["plan", "matmul_all_reduce", "--verify"]) == 0
     assert "three calls back to back, " in (shown := capsys.readouterr().out)
@@ -116,6 +127,10 @@ DURATIONS = ["--matmul-ms", "--copy-ms"]
         (["--one-thread", "--streams", "2"], "leave out --streams 2"),
         (["--one-thread", "--copies", "2"], "leave out --copies 2"),
         (["--sequential", "--copies", "2"], "leave out --copies 2"),
+        (["--sequential", "--span", "3"], "leave out --span 3"),
+        (["--fused", "--span", "2"], "leave out --span"),
+        (["--span", "0"], "span is 0"),
+        (["--span", "2", "--chunks", "2"], "span is 2"),
         *(([option, value], f"{option} is {value}") for option in DURATIONS for value in ("-1.0", "nan", "inf")),
         (["--sequential", "--chunks", "2"], "leave out --chunks 2"),
         (["--sequential", "--streams", "2"], "leave out --streams 2"),

@@ -14,6 +14,7 @@ import torch
 
 from bench.harness.case import OPS as SHORT
 from bench.harness.shapes import parse
+from symm_overlap.collective.candidates import Candidate
 from symm_overlap.collective.choice import Choice
 from symm_overlap.collective.chooser import choose
 from symm_overlap.collective.problem import problem
@@ -93,12 +94,17 @@ def line(
 
 
 def taken(choice: Choice) -> str:
-    """Return the path, the number of chunks, and the predictions in microseconds."""
-    path = f"{choice.path}/{choice.chunks}" if not choice.whole else f"{choice.path} {choice.exchange}"
+    """Return the path, its chunks or its span, and the predictions in microseconds."""
+    path = f"{choice.path}/{parts(choice.candidate)}" if not choice.whole else f"{choice.path} {choice.exchange}"
     if choice.one_shot:
         path += ", one shot"
-    predicted = (f"{each.path[:3]}/{each.chunks} {each.total * 1e3:.0f}" for each in choice.predictions)
+    predicted = (f"{each.path[:3]}/{parts(each.candidate)} {each.total * 1e3:.0f}" for each in choice.predictions)
     return f"{path:<29} {'  '.join(predicted)}"
+
+
+def parts(candidate: Candidate) -> str:
+    """Return the number of chunks, or a span of 3 as ``x3``."""
+    return f"x{candidate.span}" if candidate.span > 1 else f"{candidate.chunks}"
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import torch
 
 import symm_overlap
 from symm_overlap.collective import tuning
+from symm_overlap.collective.candidates import Candidate
 from symm_overlap.collective.chooser import choose
 from symm_overlap.collective.problem import problem
 from symm_overlap.collective.tuned import Tuned
@@ -45,11 +46,11 @@ def clocks(me: Rank, quickest: str) -> Iterator[list[str]]:
     """
     asked = []
 
-    def measured(call: calls.Wanted, found: list[tuple[str, int]], *rest: object) -> list[float]:
+    def measured(call: calls.Wanted, found: list[Candidate], *rest: object) -> list[float]:
         asked.append(call.op)
         return [
-            (1.0 if f"{path}/{chunks}" == quickest else 3.0 if me.rank == 0 else 2.0) + me.rank / 8
-            for path, chunks in found
+            (1.0 if f"{each.path}/{each.chunks}" == quickest else 3.0 if me.rank == 0 else 2.0) + me.rank / 8
+            for each in found
         ]
 
     with mock.patch.object(tuning, "measure", measured):
@@ -69,7 +70,7 @@ def explained(me: Rank, shape: calls.Shape) -> str:
 def taken(me: Rank, shape: calls.Shape) -> str:
     """Return the path that a call really uses."""
     call = calls.wanted(shape, torch.float32, me.world)
-    measuring.measure(call, [("sequential", 1)], me.group, torch.device("cpu"), 1)  # adds other routes
+    measuring.measure(call, [Candidate("sequential", 1)], me.group, torch.device("cpu"), 1)  # adds other routes
     with torch.no_grad():
         call.make(torch.device("cpu"))(me.group)
     free = current().routing
@@ -94,8 +95,13 @@ def test_a_group_takes_what_it_has_measured_and_the_slowest_rank_counts(ranks: P
         assert after == ("pipelined/4", "sequential/1")
         assert asked == ["all_gather_matmul"]
         # Rank 0 measures 3 ms where rank 1 measures 2.125 ms.
-        assert times == {("sequential", 1): 3.0, ("pipelined", 1): 3.0, ("pipelined", 2): 3.0, ("pipelined", 4): 1.125}
-        assert why.startswith("pipelined/4: measured by autotune: sequential 3.000 ms, pipelined with 1 chunk 3.000 ms")
+        assert times == {
+            Candidate("sequential", 1): 3.0,
+            Candidate("pipelined", 1): 3.0,
+            Candidate("pipelined", 2): 3.0,
+            Candidate("pipelined", 4): 1.125,
+        }
+        assert why.startswith("pipelined/4: measured by autotune: sequential 3.000 ms; pipelined, 1 chunk 3.000 ms")
 
 
 def another_run(me: Rank, file: Path) -> list[object]:
@@ -107,7 +113,10 @@ def another_run(me: Rank, file: Path) -> list[object]:
         state_of(me.group).tuned.clear()
         state_of(me.group).routes.clear()
         if me.rank:
-            other = {key: Tuned(((("sequential", 1), 1.0), (("pipelined", 2), 9.0))) for key in table.read(file)}
+            other = {
+                key: Tuned(((Candidate("sequential", 1), 1.0), (Candidate("pipelined", 2), 9.0)))
+                for key in table.read(file)
+            }
             table.add(mine, other)
         with clocks(me, "sequential/1") as asked:
             silent = taken(me, AG)  # the file has no effect before the call of autotune
@@ -123,9 +132,9 @@ def another_run(me: Rank, file: Path) -> list[object]:
 def test_what_rank_0_finds_in_its_file_is_not_measured_again(ranks: Pool, tmp_path: Path) -> None:
     for silent, best, kept, again, anew in ranks.run(2, another_run, tmp_path / "table.json"):
         assert silent == "sequential/1"
-        assert best == ("pipelined", 2)
+        assert best == Candidate("pipelined", 2)
         assert kept == ([], "pipelined/2")
-        assert again == ("sequential", 1)
+        assert again == Candidate("sequential", 1)
         assert anew == (["all_gather_matmul", "matmul_reduce_scatter"], "sequential/1")
 
 
@@ -134,7 +143,7 @@ def test_what_rank_0_finds_in_its_file_is_not_measured_again(ranks: Pool, tmp_pa
 
 def test_what_is_forced_goes_before_what_was_measured() -> None:
     call = problem("all_gather_matmul", 4096, 64, 64, torch.float32, 2, "cpu")
-    found = Tuned(((("sequential", 1), 2.0), (("pipelined", 4), 1.0)))
+    found = Tuned(((Candidate("sequential", 1), 2.0), (Candidate("pipelined", 4), 1.0)))
 
     def path(**forced: object) -> str:
         choice = choose(call, Settings(**forced), direct=True, tuned=found)  # type: ignore[arg-type]
@@ -245,7 +254,8 @@ def test_a_file_that_is_no_table_is_refused_and_stays(text: str, tmp_path: Path)
 
 def test_a_table_is_added_to_and_replaced_as_a_whole(tmp_path: Path) -> None:
     file = tmp_path / "new" / "table.json"
-    one, two = Tuned(((("sequential", 1), 0.1),)), Tuned(((("c10d", 2), 1.0), (("sequential", 1), 2.5)))
+    one = Tuned(((Candidate("sequential"), 0.1),))
+    two = Tuned(((Candidate("c10d", 2), 1.0), (Candidate("pipelined", 1, 3), 2.5)))
     table.add(file, {"a": one})
     before = file.stat().st_ino
     table.add(file, {"b": two, "c": one})
@@ -258,7 +268,7 @@ def test_a_table_is_added_to_and_replaced_as_a_whole(tmp_path: Path) -> None:
 
 
 def test_a_table_is_written_where_its_lock_cannot_be_opened(tmp_path: Path) -> None:
-    one = Tuned(((("sequential", 1), 0.1),))
+    one = Tuned(((Candidate("sequential", 1), 0.1),))
     (tmp_path / ".table.json.lock").mkdir()  # cannot be opened, like another user's lock, even by root
     table.add(tmp_path / "table.json", {"a": one})
     assert table.read(tmp_path / "table.json") == {"a": one}

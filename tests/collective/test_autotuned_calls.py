@@ -11,6 +11,7 @@ import torch
 
 import symm_overlap
 from symm_overlap.collective import tuning
+from symm_overlap.collective.candidates import Candidate
 from symm_overlap.collective.chooser import choose
 from symm_overlap.collective.problem import problem
 from symm_overlap.collective.tuned import Tuned, keys_of, tuned_for
@@ -61,7 +62,7 @@ def really(me: Rank, file: Path) -> list[str]:
             assert taken(me, shape) == "{}/{}".format(*entry.best()), shape
         with mock.patch.object(tuning, "direct_access", return_value=False):
             (apart,) = tuned(me, file, [AG])
-        assert [path for (path, _), _ in apart.times] == ["sequential", "c10d", "c10d"]
+        assert [candidate.path for candidate, _ in apart.times] == ["sequential", "c10d", "c10d"]
         return list(map(str, found))
 
 
@@ -69,7 +70,7 @@ def test_every_op_is_really_measured_and_all_ranks_get_the_same(ranks: Pool, tmp
     first, *others = ranks.run(2, really, tmp_path / "table.json")
     assert all(found == first for found in others)
     assert {op for op, *_ in BY_SIZES} == set(calls._FUNCTIONS) == set(calls._ALIKE)
-    assert all("sequential" in found and "pipelined with 1 chunk" in found for found in first)
+    assert all("sequential" in found and "pipelined, 1 chunk" in found for found in first)
     kept = json.loads((tmp_path / "table.json").read_text())["calls"]
     assert len(kept) == len(BY_SIZES) + len(NATURAL) + 1, "each call needs its own key"
     for key in kept:
@@ -100,7 +101,7 @@ def test_what_was_measured_for_the_very_call_goes_before_what_was_for_its_kind()
         problem("all_gather_matmul", 8, 4, 4, torch.float32, 2, "cpu", arguments=(("return_A", value),))
         for value in (True, False)
     )
-    own, alike = (Tuned((((path, 1), 1.0),)) for path in ("pipelined", "sequential"))
+    own, alike = (Tuned(((Candidate(path, 1), 1.0),)) for path in ("pipelined", "sequential"))
     measured = {("cpu", str(very)): own, ("cpu", keys_of(other, None)[1]): alike}
     assert tuned_for(measured, very, None) is own
     assert tuned_for(measured, other, None) is tuned_for(measured, other, "any") is alike
@@ -136,12 +137,17 @@ def test_what_was_measured_for_sums_in_any_order_is_not_for_those_in_rank_order(
 def test_ranks_that_cannot_reach_each_other_take_no_path_that_has_to() -> None:
     """Ranks without access to each other's memory ignore measurements of paths that need it."""
     call = problem("all_gather_matmul", 4096, 64, 64, torch.float32, 2, "cpu")
-    times = {("pipelined", 2): 1.0, ("fused", 2): 2.0, ("c10d", 2): 3.0, ("sequential", 1): 4.0}
+    times = {
+        Candidate("pipelined", 2): 1.0,
+        Candidate("fused", 2): 2.0,
+        Candidate("c10d", 2): 3.0,
+        Candidate("sequential", 1): 4.0,
+    }
     for left in range(4):
         found = Tuned(tuple(list(times.items())[left:]))
         choices = [choose(call, Settings(), direct=direct, tuned=found) for direct in (True, False)]
-        assert [(each.path, each.chunks) for each in choices] == [found.times[0][0], found.times[max(0, 2 - left)][0]]
-    unknown = choose(call, Settings(), direct=False, tuned=Tuned((((("fused", 2)), 1.0),)))
+        assert [each.candidate for each in choices] == [found.times[0][0], found.times[max(0, 2 - left)][0]]
+    unknown = choose(call, Settings(), direct=False, tuned=Tuned(((Candidate("fused", 2), 1.0),)))
     assert (unknown.path, unknown.exchange) == ("c10d", "c10d")
 
 
@@ -152,7 +158,7 @@ def fused(me: Rank, file: Path) -> list[str]:
     kernels("all_gather_matmul")
     with forgetting(me), mock.patch.multiple(measuring, _WARM_UP=1, _CALLS=1):
         (found,) = tuned(me, file, [AG], paths=["sequential", "fused"])
-        assert {path for (path, _), _ in found.times} == {"sequential", "fused"}
+        assert {candidate.path for candidate, _ in found.times} == {"sequential", "fused"}
         with clocks(me, "fused/1"):
             (chosen,) = tuned(me, file, [AG], paths=["fused", "sequential"], again=True)
         path = taken(me, AG)
@@ -164,7 +170,7 @@ def test_fused_is_measured_on_cpu_where_it_is_named_and_then_taken(ranks: Pool, 
     """On CPU, the path fused is measured only if the caller names it. It is then used if it is the fastest."""
     for path, chosen, usual in ranks.run(2, fused, tmp_path / "table.json"):
         assert path == "fused/1"
-        assert "fused with 1 chunk 1.125 ms" in chosen
+        assert "fused, 1 chunk 1.125 ms" in chosen
         assert "fused" not in usual, "entries of the file for other sets of candidates must be ignored"
 
 
@@ -174,15 +180,17 @@ def test_gpus_measure_fused_where_there_is_a_kernel_and_take_it_where_there_is_o
     last = problem("all_gather_matmul", 8192, 4096, 4096, torch.bfloat16, 8, "cuda", last_dim=True)
     can = [{"kernels": True}] * 8
     usual = tuning._usual_paths(can, True)
-    assert ("fused", 4) in candidates(one, usual)
-    assert "fused" not in dict(candidates(last, usual))
+    assert Candidate("fused", 4) in candidates(one, usual)
+    assert "fused" not in {each.path for each in candidates(last, usual)}
+    assert Candidate("pipelined", 1, 3) in candidates(one, usual)
+    assert all(each.span == 1 for each in candidates(last, usual))
     assert "fused" not in tuning._usual_paths([*can[1:], {"kernels": False}], True), "one rank has no kernels"
     assert tuning._usual_paths(can, False) == ["sequential", "c10d"]
     assert (TRAITS["cuda"].kernels, TRAITS["cpu"].kernels) == (True, False)
-    found = Tuned(((("sequential", 1), 3.0), (("pipelined", 2), 2.0), (("fused", 2), 1.0)))
+    found = Tuned(((Candidate("sequential", 1), 3.0), (Candidate("pipelined", 2), 2.0), (Candidate("fused", 2), 1.0)))
     assert (choose(one, Settings(), direct=True, tuned=found).exchange) == "fused"
     assert (choose(last, Settings(), direct=True, tuned=found).path) == "pipelined"
-    only = Tuned(((("fused", 2), 1.0),))
+    only = Tuned(((Candidate("fused", 2), 1.0),))
     assert choose(last, Settings(), direct=True, tuned=only).predictions, "the measurement does not cover this call"
 
 
@@ -199,7 +207,7 @@ def without_a_file(me: Rank, folder: Path) -> list[list[str]]:
         with forgetting(me), clocks(me, "pipelined/2"), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             (found,) = tuned(me, file, [AG])
-            assert (taken(me, AG), found.best()) == ("pipelined/2", ("pipelined", 2))
+            assert (taken(me, AG), found.best()) == ("pipelined/2", Candidate("pipelined", 2))
             said.append([str(each.message) for each in caught if "autotune" in str(each.message)])
     return said
 
@@ -232,7 +240,7 @@ def of_two_versions(me: Rank, file: Path) -> None:
 
 def at_once(me: Rank, file: Path) -> None:
     for number in range(20):
-        table.add(file, {f"{me.rank} {number}": Tuned(((("sequential", 1), 1.0),))})
+        table.add(file, {f"{me.rank} {number}": Tuned(((Candidate("sequential", 1), 1.0),))})
 
 
 def test_programs_that_write_at_once_lose_nothing(ranks: Pool, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from symm_overlap.collective import prediction
+from symm_overlap.collective import plans
 from symm_overlap.collective.chooser import choose
 from symm_overlap.collective.problem import problem
 from symm_overlap.runtime import Device
@@ -28,5 +28,5 @@ def test_gathers_have_a_second_copy_stream_if_their_copies_take_longer(
     described = problem(op, 8192, n, k, torch.bfloat16, 8, "cuda")
     found = choose(described, Settings(path=path), direct=True, device=Device("NVIDIA H200"))
     assert (found.copy, found.copies) == ("copy", streams)
-    names = {step.stream for step in prediction.planned(described, found).steps}
+    names = {step.stream for step in plans.planned(described, found).steps}
     assert ("copy1" in names) == (streams == 2)

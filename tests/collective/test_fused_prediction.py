@@ -13,7 +13,8 @@ import torch
 from bench.harness.stand_in import standing_in
 from bench.harness.triton_gpu import NativeFlags
 from symm_overlap import _C
-from symm_overlap.collective import prediction
+from symm_overlap.collective import plans, prediction
+from symm_overlap.collective.candidates import Candidate
 from symm_overlap.collective.chooser import choose
 from symm_overlap.collective.exchange.fused.run import FusedRun
 from symm_overlap.collective.planners import issued
@@ -41,7 +42,7 @@ def test_every_step_of_a_fused_plan_has_its_cost() -> None:
         ("matmul_reduce_scatter", {"push": 0.25 + 10000 / 1e5, "poll": polled, "reduce": 5 * 10000 / 1e6 + 0.5}),
     ):
         described = of(op)
-        plan = prediction.planned(described, choose(described, Settings(path="fused", chunks=2), direct=True))
+        plan = plans.planned(described, choose(described, Settings(path="fused", chunks=2), direct=True))
         tiles = [step for step in plan.steps if step.kind == "tiles"]
         costs = StepCosts(described, PLAIN, 2, plan)
         beside = PLAIN.beside_copies((8000 if op == "all_gather_matmul" else 20000) // 2 * 3 // 4)
@@ -51,7 +52,7 @@ def test_every_step_of_a_fused_plan_has_its_cost() -> None:
         for step in (step for step in plan.steps if step.kind in kinds):
             follows = step.after and step.kind != "poll"
             assert sum(costs(0, step)) / 1e3 == pytest.approx(kinds[step.kind] + bool(follows) * event), step
-        found = predict_plan(described, PLAIN, plan, "fused", 2)
+        found = predict_plan(described, PLAIN, plan, Candidate("fused", 2))
         assert found.matmul == pytest.approx((whole + 8 * beside + 0.5) * 1e3)
         assert found.host / 1e3 / PLAIN.host == pytest.approx(sum(issued(plan)))
 
@@ -96,7 +97,7 @@ def test_as_many_operations_are_predicted_as_the_host_issues(
         described = problem(op, 64 * world, 16, 32, torch.float32, world, "cuda")
         candidate = choose(described, Settings(path=path, chunks=chunks), direct=True)
         candidate = replace(candidate, copies=prediction.copy_streams(described, None))  # the stand-in knows no costs
-        plan = prediction.planned(described, candidate)
+        plan = plans.planned(described, candidate)
         with standing_in(0, world, path=path, chunks=chunks) as me, monkeypatch.context() as patch:
             noted = Noted(patch)
             me.lane.streams = noted
@@ -129,7 +130,7 @@ def test_small_kernels_do_not_wait_for_matmuls() -> None:
     """Matmuls, sums and copies within a GPU take turns. A signal or barrier starts beside a matmul."""
     described = of("matmul_reduce_scatter")
     for path, computes in (("fused", {"tiles", "reduce"}), ("pipelined", {"produce", "reduce"})):
-        plan = prediction.planned(described, choose(described, Settings(path=path, chunks=1), direct=True))
+        plan = plans.planned(described, choose(described, Settings(path=path, chunks=1), direct=True))
         assert prediction.on_sms(plan) & {*plan.kinds, "barrier"} == computes
     assert "publish" in prediction.on_sms(plan)
 

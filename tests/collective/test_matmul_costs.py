@@ -31,6 +31,7 @@ PLAIN = DeviceCosts(
     event=1 / 512,
     turn=0.0,
     host=1 / 1024,
+    host_matmul=1 / 1024,
     library=1e5,
     library_start=2.0,
     held=1,

@@ -36,9 +36,9 @@ def gather(me: Rank, rows: int = 4, dtype: torch.dtype = torch.float32, dim: int
     return symm_overlap.all_gather(ones(rows, 4, dtype=dtype), dim, me.group)
 
 
-def on_path(call: Call, path: str | None, chunks: int | None = None) -> Call:
+def on_path(call: Call, path: str | None, chunks: int | None = None, span: int | None = None) -> Call:
     def run(me: Rank) -> object:
-        with symm_overlap.force_path(path, chunks=chunks):
+        with symm_overlap.force_path(path, chunks=chunks, span=span):
             return call(me)
 
     return run
@@ -63,6 +63,7 @@ DIFFERENT: dict[str, tuple[Call, Call]] = {
     "path": (on_path(gather, "pipelined"), on_path(gather, "sequential")),
     "path that is not forced": (on_path(gather, "sequential"), gather),
     "chunks": (on_path(gather, "pipelined", 2), on_path(gather, "pipelined", 1)),
+    "span": (on_path(gather, "pipelined", span=2), on_path(gather, "pipelined")),
     "a rejected call that the others skip": (after_a_rejected_call, gather),
     "a rejected call that it skips": (gather, after_a_rejected_call),
     "a larger workspace": (lambda me: gather(me, 1 << 18), gather),

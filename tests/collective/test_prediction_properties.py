@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from symm_overlap.collective.candidates import Candidate
 from symm_overlap.collective.choice import Choice
 from symm_overlap.collective.chooser import REQUIRED_RATIO, REQUIRED_SAVING_MS, choose
 from symm_overlap.collective.prediction import predict
@@ -42,8 +43,9 @@ def of(op: str, sizes: Sizes, world: int, dtype: torch.dtype, last: bool) -> Pro
     return problem(op, *sizes, dtype, world, "cuda", last_dim=last)
 
 
-def candidate(call: Problem, path: str, chunks: int, device: Device) -> Choice:
-    settings = Settings(path=path, chunks=None if path == "sequential" else chunks)
+def arranged_as(call: Problem, candidate: Candidate, device: Device) -> Choice:
+    path, chunks, span = candidate
+    settings = Settings(path=path, chunks=None if path == "sequential" else chunks, span=span)
     return choose(call, settings, direct=True, device=device)
 
 
@@ -70,7 +72,7 @@ def test_a_prediction_is_a_time_and_the_chosen_one_is_clearly_less_than_plain(se
             assert each.total > 0
             assert each.total * ROUNDED >= each.host or each.path == "sequential"
         plain = choice.predictions[0].total
-        (chosen,) = (each for each in choice.predictions if (each.path, each.chunks) == (choice.path, choice.chunks))
+        (chosen,) = (each for each in choice.predictions if each.candidate == choice.candidate)
         assert (
             choice.path == "sequential"
             or chosen.total <= min(REQUIRED_RATIO * plain, plain - REQUIRED_SAVING_MS) * ROUNDED
@@ -82,7 +84,7 @@ def test_no_call_takes_longer_on_a_faster_device() -> None:
     for op, sizes, world, dtype, last, device in calls(2, 40):
         call, costs = of(op, sizes, world, dtype, last), costs_of(KNOWN, device)
         for each in choose(call, Settings(), direct=True, device=device).predictions:
-            arranged = candidate(call, each.path, each.chunks, device)
+            arranged = arranged_as(call, each.candidate, device)
             for what, (quicker, more) in faster(costs, 1.7).items():
                 found = predict(call, quicker, arranged).total
                 assert found <= each.total * more, (what, call, each)
@@ -94,10 +96,10 @@ def test_no_larger_call_takes_less_time() -> None:
         for each in choose(call, Settings(), direct=True, device=device).predictions if m else ():
             for sizes in ((2 * m, n, k), (m, 2 * n, k), (m, n, 2 * k)):
                 larger = of(op, sizes, world, dtype, last)
-                same = candidate(call, each.path, each.chunks, device)
-                arranged = replace(candidate(larger, each.path, each.chunks, device), copies=same.copies)
+                same = arranged_as(call, each.candidate, device)
+                arranged = replace(arranged_as(larger, each.candidate, device), copies=same.copies)
                 # The tile shape that is fastest for a whole persistent kernel may not be the fastest for its last
                 # part.
                 more = ANOMALY if each.path == "fused" else ROUNDED
-                if arranged.chunks == each.chunks:
+                if arranged.candidate == each.candidate:
                     assert predict(larger, costs, arranged).total * more >= each.total, (sizes, call, each)

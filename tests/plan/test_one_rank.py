@@ -67,9 +67,9 @@ def test_no_step_starts_before_the_host_has_issued_it() -> None:
     work = 1.013 + 0.307 + 0.0107 + 0.0113
     assert makespan_of_one_rank(chain(), costs, on_sms=SMS) == pytest.approx(work)
     # The compute is the second operation that the host issues. From then on, the host is ahead of the device.
-    assert makespan_of_one_rank(chain(), costs, on_sms=SMS, issue=0.01) == pytest.approx(0.02 + work)
+    assert makespan_of_one_rank(chain(), costs, on_sms=SMS, host=[0.01] * 5) == pytest.approx(0.02 + work)
     # A slow host issues five steps. The last step takes no time.
-    assert makespan_of_one_rank(chain(), costs, on_sms=SMS, issue=10.0) == pytest.approx(50.0)
+    assert makespan_of_one_rank(chain(), costs, on_sms=SMS, host=[10.0] * 5) == pytest.approx(50.0)
 
 
 def test_a_signal_is_under_way_and_holds_up_who_waits_for_it_and_nobody_else() -> None:

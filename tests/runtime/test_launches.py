@@ -73,16 +73,17 @@ OPS: dict[str, Callable[[StandIn, int], object]] = {
 MORE: dict[str, Callable[[StandIn, int], object]] = {
     call.__name__: call for call in (sum_of_products, all_gather_weight_matmul, all_gather_scaled_matmul)
 }
+SPANNING = ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")
 LISTED = [
-    *itertools.product(("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"), (2, 8), (1, 2)),
+    *itertools.product(SPANNING, (2, 8), (1, 2)),
     *itertools.product(MORE, (2, 8), (1, 2)),
 ]
 
 
-def listed(op: str, world: int, chunks: int, path: str = "pipelined") -> str:
+def listed(op: str, world: int, chunks: int, path: str = "pipelined", span: int = 1) -> str:
     """Return what rank 0 launches in one call, one launch per line."""
     beside = beside_a_kernel() if path == "fused" else nullcontext()
-    with beside, standing_in(0, world, path=path, chunks=chunks) as me:
+    with beside, standing_in(0, world, path=path, chunks=chunks, span=span) as me:
         (OPS | MORE)[op](me, world)
         return "".join(f"{stream:9} {what:9} {rest}".rstrip() + "\n" for stream, what, rest in me.launched())
 
@@ -99,9 +100,14 @@ def test_launches_of_fused_calls_are_those_of_the_list(op: str, world: int, chun
     assert listed(op, world, chunks, "fused") == (LISTS / f"fused_{op}_{world}_{chunks}.txt").read_text()
 
 
-def launches(op: str, rank: int, world: int, chunks: int, calls: int = 1) -> list[list[Launch]]:
+@pytest.mark.parametrize("op", SPANNING)
+def test_launches_of_matmuls_that_span_parts_are_those_of_the_list(op: str) -> None:
+    assert listed(op, 8, 1, span=4) == (LISTS / f"{op}_8_span_4.txt").read_text()
+
+
+def launches(op: str, rank: int, world: int, chunks: int, span: int, calls: int = 1) -> list[list[Launch]]:
     """Return the launches of each call."""
-    with standing_in(rank, world, chunks=chunks) as me:
+    with standing_in(rank, world, chunks=chunks, span=span) as me:
         made = []
         for _ in range(calls):
             OPS[op](me, world)
@@ -155,12 +161,14 @@ def before_each(made: list[Launch]) -> list[set[int]]:
     return before
 
 
-EVERY = list(itertools.product(OPS, (2, 3, 8), (1, 2)))
+EVERY = [*itertools.product(OPS, (2, 3, 8), (1, 2), (1,)), *itertools.product(SPANNING, (3, 8), (1,), (2, 4))]
 
 
-@pytest.mark.parametrize(("op", "world", "chunks"), [each for each in EVERY if each[0] != "all_gather_matmul_last"])
-def test_launches_that_touch_the_same_memory_are_ordered(op: str, world: int, chunks: int) -> None:
-    made = launches(op, world - 1, world, chunks)[0]
+@pytest.mark.parametrize(
+    ("op", "world", "chunks", "span"), [each for each in EVERY if each[0] != "all_gather_matmul_last"]
+)
+def test_launches_that_touch_the_same_memory_are_ordered(op: str, world: int, chunks: int, span: int) -> None:
+    made = launches(op, world // 2, world, chunks, span)[0]
     before = before_each(made)
     memory = [touched(launch) for launch in made]
     pairs = 0
@@ -172,10 +180,10 @@ def test_launches_that_touch_the_same_memory_are_ordered(op: str, world: int, ch
     assert pairs >= chunks * (world - 1)  # each pull, with the launch that computes with the pulled data
 
 
-@pytest.mark.parametrize(("op", "world", "chunks"), EVERY)
-def test_a_call_is_to_the_caller_like_one_kernel_on_his_stream(op: str, world: int, chunks: int) -> None:
+@pytest.mark.parametrize(("op", "world", "chunks", "span"), EVERY)
+def test_a_call_is_to_the_caller_like_one_kernel_on_his_stream(op: str, world: int, chunks: int, span: int) -> None:
     """A call starts after all earlier work on the caller's stream. It ends before all later work on that stream."""
-    for made in launches(op, 0, world, chunks, calls=3):
+    for made in launches(op, 0, world, chunks, span, calls=3):
         before = before_each(made)
         what, stream, outputs = made[-1]
         assert (what, stream) == ("poison", 0)
@@ -187,12 +195,12 @@ def test_a_call_is_to_the_caller_like_one_kernel_on_his_stream(op: str, world: i
             assert launch[1] == 0 or fork in before[index], "a launch starts before the caller's stream is there"
 
 
-@pytest.mark.parametrize(("op", "world", "chunks"), EVERY)
-def test_every_wait_has_its_signal(op: str, world: int, chunks: int) -> None:
+@pytest.mark.parametrize(("op", "world", "chunks", "span"), EVERY)
+def test_every_wait_has_its_signal(op: str, world: int, chunks: int, span: int) -> None:
     posts: Counter[tuple[int, int, int]] = Counter()
     waits: Counter[tuple[int, int, int]] = Counter()
     for rank in range(world):
-        for what, _, numbers in launches(op, rank, world, chunks)[0]:
+        for what, _, numbers in launches(op, rank, world, chunks, span)[0]:
             if what in ("signal", "wait"):
                 channel, *peers = numbers
                 for peer in peers:
@@ -204,13 +212,13 @@ def test_every_wait_has_its_signal(op: str, world: int, chunks: int) -> None:
     assert {source for source, *_ in posts} == set(range(world))
 
 
-@pytest.mark.parametrize(("op", "world", "chunks"), EVERY)
-def test_what_a_peer_has_is_read_behind_a_wait_for_it(op: str, world: int, chunks: int) -> None:
+@pytest.mark.parametrize(("op", "world", "chunks", "span"), EVERY)
+def test_what_a_peer_has_is_read_behind_a_wait_for_it(op: str, world: int, chunks: int, span: int) -> None:
     """Each copy from a peer's workspace comes after a wait for this peer, and the next copy after the next wait."""
-    with standing_in(0, world, chunks=chunks) as me:
+    with standing_in(0, world, chunks=chunks, span=span) as me:
         OPS[op](me, world)
         listed = me.launched()
-    before = before_each(launches(op, 0, world, chunks)[0])
+    before = before_each(launches(op, 0, world, chunks, span)[0])
     awaited = {
         index: rest.partition(" channel")[0].split() for index, (_, what, rest) in enumerate(listed) if what == "wait"
     }
@@ -275,5 +283,7 @@ def test_with_a_step_transform_the_loop_runs_every_step() -> None:
 if __name__ == "__main__":
     for case in LISTED:
         (LISTS / "{}_{}_{}.txt".format(*case)).write_text(listed(*case))
+    for op in SPANNING:
+        (LISTS / f"{op}_8_span_4.txt").write_text(listed(op, 8, 1, span=4))
     for case in FUSED_LISTED:
         (LISTS / "fused_{}_{}_{}.txt".format(*case)).write_text(listed(*case, "fused"))

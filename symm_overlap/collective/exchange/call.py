@@ -148,7 +148,7 @@ def _find_route(peers: Peers, problem: Problem, device: torch.device, place: tup
     choice = choose_in_group(state, problem, settings, direct=direct, fake=state.fake)
     if not state.alone:  # if ranks choose differently, the digests differ: they get an error and do not wait for ever
         # Without the copy streams: ranks may have different numbers of them (tests/collective/planners/test_copies.py).
-        digest = digest_of(problem.common, *place, *forced, choice.path, choice.chunks, choice.compute)
+        digest = digest_of(problem.common, *place, *forced, choice.path, choice.chunks, choice.span, choice.compute)
     return Route(backend, choice, lane, place, digest, lane is not None and settings.comparing)
 
 
@@ -165,6 +165,7 @@ def _describe(
     path: str | None,
     chunks: int | None,
     streams: int | None,
+    span: int | None,
     order: str | None,
 ) -> str:
     """Return what must be the same on all ranks as text."""
@@ -172,7 +173,7 @@ def _describe(
     rendezvous, offset = place
     if rendezvous:
         text += f" in symmetric memory of rendezvous {rendezvous}" + (f", from element {offset}" if offset else "")
-    forced = {"path": path, "chunks": chunks, "streams": streams, "order": order}
+    forced = {"path": path, "chunks": chunks, "streams": streams, "span": span, "order": order}
     if settings := ", ".join(f"{name} {value}" for name, value in forced.items() if value is not None):
         text += f" with forced {settings}"
     return text

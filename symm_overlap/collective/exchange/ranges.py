@@ -37,6 +37,7 @@ def name_of_range(described: Problem, choice: Choice, rank: int) -> str:
         compute=",".join(choice.compute),
         copy=choice.copy,
         copies=choice.copies,
+        span=choice.span,
     )
 
 
@@ -74,6 +75,7 @@ def _read(facts: Mapping[str, str]) -> tuple[Problem, Choice]:
         tuple(facts["compute"].split(",")),
         facts["copy"],
         numbers["copies"],
+        numbers["span"],
     )
     return described, choice
 

@@ -36,6 +36,7 @@ def all_gather_consume(
     compute: tuple[str, ...] = ("compute0",),
     copy: str = "copy",
     copies: int = 1,
+    span: int = 1,
     in_place: bool = False,
     keep: bool = False,
     consume: bool = True,
@@ -54,9 +55,10 @@ def all_gather_consume(
         compute: one or two streams that consume chunks, in turn; the first is the caller's.
         copy: the stream of the copies. If it is ``compute[0]``, the copies are on the caller's stream, so that one
             thread can run the plan.
-        copies: the number of streams of the copies, as in `CollectiveBuilder`.
+        copies, span: the number of streams of the copies, and how many peers' shards one matmul covers at most, as in
+            `CollectiveBuilder`.
         in_place: consume chunks directly from the peer's memory. It has no effect with ``keep``, which needs the copy
-            anyway.
+            anyway, and with a ``span`` of more than 1, for which shards must be next to each other in memory.
         keep: the gathered tensor is an output. Otherwise "gathered", if it is used at all, is scratch.
         consume: False plans an all-gather without a matmul; it needs ``keep``.
         accumulate: every chunk adds to the one output (gather along the contracted dimension) instead of writing its
@@ -83,16 +85,27 @@ def all_gather_consume(
     """
     buffers = gather_buffers(symmetric, keep, announce_offset)
     plan = CollectiveBuilder(
-        "all_gather_consume", rank, world, chunks, compute, copy, buffers=buffers, inputs=chunks, copies=copies
+        "all_gather_consume",
+        rank,
+        world,
+        chunks,
+        compute,
+        copy,
+        buffers=buffers,
+        inputs=chunks,
+        copies=copies,
+        span=span,
     )
     if not consume and not keep:
         raise ValueError("consume=False, keep=False gathers shards that nothing reads: set keep=True")
+    if span > 1 and (accumulate or ring is not None):
+        raise ValueError(f"span is {span}: with accumulate or ring, a matmul covers 1 shard")
     if ring is not None and ring < 1:
         raise ValueError(f"ring is {ring}: there must be room for at least 1 chunk")
     gather = Gather(
         plan,
         streams=compute[:1] if accumulate else compute,  # sums into one output cannot overlap
-        in_place=in_place and consume and not keep,
+        in_place=in_place and consume and not keep and span == 1,
         symmetric=symmetric,
         ring=None if keep or in_place else ring,
         announce_offset=announce_offset,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import accumulate, pairwise
 from typing import Any
 
 from ...plan import Builder, Life, Region
@@ -17,8 +18,17 @@ def by_channel(channels: Mapping[int, int]) -> list[tuple[int, list[int]]]:
     return list(groups.items())
 
 
+def span_sizes(count: int, most: int) -> list[int]:
+    """Return how many of ``count`` parts each matmul covers, at most ``most``, in the order of arrival.
+
+    There are as few matmuls as possible. They are as equal as possible, and the smaller ones come first.
+    """
+    matmuls = -(-count // most)
+    return [(count + turn) // matmuls for turn in range(matmuls)]
+
+
 class CollectiveBuilder(Builder):
-    """A `Builder` for plans in which each rank's part is cut into chunks.
+    """A `Builder` for plans in which each rank's part is cut into chunks, or in which matmuls span several parts.
 
     Args:
         op, rank, world, buffers, inputs: see `Builder`.
@@ -28,6 +38,8 @@ class CollectiveBuilder(Builder):
         copies: the number of streams of the copies, 1 or 2. Two streams take turns, a peer each: while one copies, the
             other already waits for the next peer, so that the link is not idle from one copy to the next. The second
             stream is ``copy`` followed by a 1.
+        span: how many peers' parts one matmul covers at most; see `span_sizes`. Fewer matmuls, of more rows, lose less
+            time at their ends. With more than 1, parts are not cut into chunks.
 
     Raises:
         ValueError: an argument is out of range.
@@ -45,9 +57,12 @@ class CollectiveBuilder(Builder):
         buffers: Mapping[str, Life],
         inputs: int,
         copies: int = 1,
+        span: int = 1,
     ) -> None:
         if chunks < 1:
             raise ValueError(f"chunks is {chunks}: a rank's part must be cut into at least 1 chunk")
+        if span < 1 or (span > 1 and chunks > 1):
+            raise ValueError(f"span is {span}: a matmul covers at least 1 part, and 1 if parts are cut into chunks")
         if len(compute) not in (1, 2) or len(set(compute)) != len(compute):
             raise ValueError(f"compute is {compute}: name one compute stream, or two different ones")
         if copy in compute[1:]:
@@ -57,7 +72,7 @@ class CollectiveBuilder(Builder):
             raise ValueError(f"copies is {copies}: there are 1 or 2 copy streams, and 1 if it is the caller's")
         if copies == 2 and f"{copy}1" in compute:
             raise ValueError(f"{copy}1 is the name of a compute stream and of the second copy stream: use another name")
-        self.chunks, self.compute, self.copy = chunks, compute, copy
+        self.chunks, self.compute, self.copy, self.span = chunks, compute, copy, span
         self._copy_streams = (copy, f"{copy}1")[:copies]
         self._turns: dict[int, str] = {}
         self._first: dict[str, int] = {}  # for each copy stream, its first copy
@@ -80,6 +95,29 @@ class CollectiveBuilder(Builder):
     def unit(self, owner: int, piece: int) -> int:
         """Return the unit of a chunk in a buffer that holds the chunks of all ranks."""
         return owner * self.chunks + piece
+
+    def spans(self, shrinking: bool = False) -> list[list[tuple[int, int]]]:
+        """Return the chunks of the peers that are multiplied together, in the order in which this rank fetches them.
+
+        Args:
+            shrinking: the last spans are the short ones, not the first. A product then has to travel after its matmul.
+        """
+        of_peers = [(owner, piece) for owner in self.peers for piece in self.pieces]
+        sizes = span_sizes(len(of_peers), self.span)
+        ends = [0, *accumulate(reversed(sizes) if shrinking else sizes)]
+        return [of_peers[start:end] for start, end in pairwise(ends)]
+
+    def runs(self, chunks: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+        """Cut chunks that are multiplied together where they are not next to each other in memory: before rank 0."""
+        turn = next((number for number, (owner, _) in enumerate(chunks) if number and owner == 0), len(chunks))
+        return [part for part in (chunks[:turn], chunks[turn:]) if part]
+
+    def by_copy_stream(self, owners: Iterable[int]) -> list[tuple[str, list[int]]]:
+        """Group ranks by the copy stream for their chunks."""
+        groups: dict[str, list[int]] = {}
+        for owner in owners:
+            groups.setdefault(self.copy_for(owner), []).append(owner)
+        return list(groups.items())
 
     def copy_for(self, owner: int) -> str:
         """Return the copy stream for all chunks of a rank. Ranks take turns in the order in which they first appear.

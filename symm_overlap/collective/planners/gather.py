@@ -49,6 +49,7 @@ class Gather:
         self.signals = plan.chunks if not symmetric else min(plan.chunks, len(streams)) if in_place else 1
         self.signals_sent: list[list[int]] = []  # for each piece that has signals, their steps
         self.pulls: dict[tuple[int, int], int] = {}
+        self._awaited: set[tuple[int, int]] = set()
         self.consumed: list[int] = []
 
     def turn(self, reader: int, owner: int, piece: int) -> int:
@@ -111,10 +112,21 @@ class Gather:
                 after = [self.consumed[plan.chunks + turn - self.ring]]
         target = plan.here("gathered", place)
         if (owner, piece) not in self.pulls:
-            self.await_ready(plan.copy_for(owner), [owner], piece)
+            if (owner, piece) not in self._awaited:
+                self._await_together(owner, piece)
             sources = self.shard(owner, piece)
             self.pulls[owner, piece] = plan.pull((owner, piece), target, *sources, after=after)
         return target
+
+    def _await_together(self, owner: int, piece: int) -> None:
+        """Wait for a peer's chunk, and for those that are multiplied together with it, with one step a copy stream.
+
+        So copies follow each other without waits between them, during which the link would be idle.
+        """
+        together = next(span for span in self.plan.spans() if (owner, piece) in span)
+        for stream, owners in self.plan.by_copy_stream(each for each, _ in together):
+            self.await_ready(stream, owners, piece)
+        self._awaited.update(together)
 
     def pull_own(self) -> None:
         """Copy the local shard into the gathered tensor."""
@@ -137,30 +149,36 @@ class Gather:
         return [(owner, piece) for owner in self.plan.peers for piece in self.plan.pieces]
 
     def consume_all(self, accumulate: bool) -> None:
-        """Compute with every chunk, this rank's own chunks first.
+        """Compute with every chunk, this rank's own chunks first. A matmul may span the chunks of several peers.
 
         The copy streams are one chunk ahead of the matmuls, so that no matmul is issued behind waits and copies that it
         does not need.
         """
         plan = self.plan
         ahead = 0 if plan.merged or self.ring == 1 else 1
-        for owner in [plan.rank, *plan.peers]:
-            for piece in plan.pieces:
-                stream = self.streams[self.turn(plan.rank, owner, piece)]
-                if owner == plan.rank:
-                    reads = [plan.here("input", piece)]
-                elif self.in_place:
-                    self.await_ready(stream, [owner], piece)
-                    reads = self.shard(owner, piece)
-                else:
-                    self._pull_first(len(self.consumed) - plan.chunks + 1 + ahead)
-                    reads = [self.pull(owner, piece)]
-                after = [self.pulls[owner, piece]] if (owner, piece) in self.pulls else []
-                output = plan.here("output", 0 if accumulate else plan.unit(owner, piece))
-                if accumulate and self.consumed:
-                    reads.append(output)
-                step = plan.add(CONSUME, stream, reads=reads, writes=[output], after=after, chunk=(owner, piece))
-                self.consumed.append(step)
+        own = [[(plan.rank, piece)] for piece in plan.pieces]
+        for turn, run in enumerate([*own, *(run for span in plan.spans() for run in plan.runs(span))]):
+            if turn >= len(own) and not self.in_place:
+                self._pull_first(len(self.consumed) - plan.chunks + len(run) + ahead)
+            self._consume(self.streams[turn % len(self.streams)], run, accumulate)
+
+    def _consume(self, stream: str, run: list[tuple[int, int]], accumulate: bool) -> None:
+        """Compute with chunks that are next to each other in memory, in one step."""
+        plan, (owner, piece) = self.plan, run[0]
+        if owner == plan.rank:
+            reads = [plan.here("input", piece)]
+        elif self.in_place:
+            self.await_ready(stream, [owner], piece)
+            reads = self.shard(owner, piece)
+        else:
+            places = [self.pull(*chunk) for chunk in run]
+            reads = [Region("gathered", plan.rank, places[0].start, places[-1].stop)]
+        after = [self.pulls[chunk] for chunk in run if chunk in self.pulls]
+        output = plan.here("output", 0) if accumulate else plan.here("output", plan.unit(owner, piece), len(run))
+        if accumulate and self.consumed:
+            reads.append(output)
+        step = plan.add(CONSUME, stream, reads=reads, writes=[output], after=after, chunk=run[0])
+        self.consumed += [step] * len(run)
 
     def consume_at_once(self) -> None:
         """Compute with all shards in one step. It reads them in place, in rank order, or from the gathered tensor."""

@@ -24,6 +24,7 @@ def produce_all_reduce(
     compute: tuple[str, ...] = ("compute0",),
     copy: str = "copy",
     copies: int = 1,
+    span: int = 1,
     in_place: bool = False,
     sleep: bool = True,
 ) -> Plan:
@@ -35,14 +36,12 @@ def produce_all_reduce(
     Buffers, in chunks: as in `produce_reduce_scatter`, but "output" ``world * chunks``. In the end this rank's part of
     "workspace" holds its sum.
     """
-    plan = reducing("produce_all_reduce", rank, world, chunks, compute, copy, copies)
+    plan = reducing("produce_all_reduce", rank, world, chunks, compute, copy, copies, span)
     reduction = Reduction(plan, in_place, streams=compute)
     reduction.produce_all(sleep)
-    turns = []
     for piece in plan.pieces:
-        turn = reduction.reduce(piece, [plan.here("output", plan.unit(rank, piece)), reduction.reduced(rank, piece)])
-        turns.append(turn)
-        reduction.share(piece, turn)
-    for piece, turn in enumerate(turns):  # the same on every rank
-        reduction.collect(piece, turn)
+        reduction.reduce(piece, [plan.here("output", plan.unit(rank, piece)), reduction.reduced(rank, piece)])
+        reduction.share(piece)
+    for piece in plan.pieces:
+        reduction.collect(piece)
     return plan.finish(plan.here("output", 0, world * chunks))

@@ -31,6 +31,7 @@ def produce_reduce_scatter(
     compute: tuple[str, ...] = ("compute0",),
     copy: str = "copy",
     copies: int = 1,
+    span: int = 1,
     in_place: bool = False,
     sleep: bool = True,
     keep: bool = False,
@@ -44,7 +45,8 @@ def produce_reduce_scatter(
         compute: one or two streams that produce chunks, in turn; the first is the caller's.
         copy: the stream of the copies. If it is ``compute[0]``, the copies are on the caller's stream, so that one
             thread can run the plan.
-        copies: the number of streams of the copies, as in `CollectiveBuilder`.
+        copies, span: the number of streams of the copies, and how many peers' parts one matmul covers at most, as in
+            `CollectiveBuilder`.
         in_place: reduce directly from the peers' memory, without copies.
         sleep: with two compute streams, make the second one start first on every rank.
         keep: this rank's matmul, ``X @ B``, is an output too ("product"). The step that produces a chunk also writes it
@@ -58,7 +60,7 @@ def produce_reduce_scatter(
     Raises:
         ValueError: an argument is out of range.
     """
-    plan = reducing("produce_reduce_scatter", rank, world, chunks, compute, copy, copies)
+    plan = reducing("produce_reduce_scatter", rank, world, chunks, compute, copy, copies, span)
     reduction = Reduction(plan, in_place, streams=compute, keep=keep, own=own)
     reduction.produce_all(sleep)
     for piece in plan.pieces:

@@ -12,7 +12,14 @@ _REDUCED = 2  # the first channel of signals that a sum is ready; channels 0 and
 
 
 def reducing(
-    op: str, rank: int, world: int, chunks: int, compute: tuple[str, ...], copy: str, copies: int = 1
+    op: str,
+    rank: int,
+    world: int,
+    chunks: int,
+    compute: tuple[str, ...],
+    copy: str,
+    copies: int = 1,
+    span: int = 1,
 ) -> CollectiveBuilder:
     """Return the builder of a plan that reduces, with its buffers. The arguments are those of `CollectiveBuilder`."""
     buffers = {
@@ -23,7 +30,9 @@ def reducing(
         "output": Life.OUTPUT,
     }
     inputs = world * chunks
-    return CollectiveBuilder(op, rank, world, chunks, compute, copy, buffers=buffers, inputs=inputs, copies=copies)
+    return CollectiveBuilder(
+        op, rank, world, chunks, compute, copy, buffers=buffers, inputs=inputs, copies=copies, span=span
+    )
 
 
 class Reduction:
@@ -53,39 +62,51 @@ class Reduction:
         self.signals_sent: dict[tuple[int, int], list[int]] = {}
         self.shared: list[list[int]] = []  # for each piece, the signal that its sum is ready
         self.pulls: dict[tuple[int, int], int] = {}
+        spans = [*plan.spans(shrinking=True), *([(plan.rank, piece)] for piece in plan.pieces)]
+        self.runs = [run for span in spans for run in plan.runs(span)]
+        self.stream = {chunk: self._turn(number) for number, run in enumerate(self.runs) for chunk in run}
 
-    def turn(self, producer: int, owner: int, piece: int) -> int:
-        """Return the index of the compute stream on which ``producer`` computes a chunk for ``owner``.
+    def _turn(self, number: int) -> int:
+        """Return the index of the compute stream for a matmul."""
+        return (len(self.streams) - 1 - number) % len(self.streams)
 
-        It is also the channel of the signal, so both sides must agree.
+    def channel(self, producer: int, owner: int, piece: int) -> int:
+        """Return the channel on which ``producer`` signals that a chunk for ``owner`` is ready.
+
+        It is the index of the compute stream, so that the signals of each stream are counted apart. If matmuls span
+        several parts, a pair of ranks has only one signal, and ranks may compute it on different streams.
         """
         position = self.plan.unit((owner - producer - 1) % self.plan.world, piece)
-        return (len(self.streams) - 1 - position) % len(self.streams)
+        return self._turn(position) if self.plan.span == 1 else 0
 
     def produce_all(self, sleep: bool) -> None:
-        """Compute the chunks for every rank, this rank's own chunks last.
+        """Compute the chunks for every rank, this rank's own last. A matmul may span the chunks for several peers.
 
         Signal the owner of each chunk, and pull the chunks that arrive meanwhile.
         """
         plan = self.plan
         sleep = sleep and len(self.streams) == 2
         last: dict[int, list[int]] = {}
-        for owner in [*plan.peers, plan.rank]:
-            arriving = (2 * plan.rank - owner) % plan.world  # meanwhile rank-1 computes for this rank
-            for piece in plan.pieces:
-                turn = self.turn(plan.rank, owner, piece)
-                if sleep and turn == 0:
-                    plan.add("sleep", plan.compute[0])
-                    sleep = False
-                source = plan.here("input", plan.unit(owner, piece))
-                chunk, targets = (owner, piece), self._targets(plan.unit(owner, piece))
-                plan.add(PRODUCE, plan.compute[turn], reads=[source], writes=targets, chunk=chunk)
-                if owner != plan.rank:
-                    signals = plan.signal(plan.compute[turn], [owner], turn, chunk=chunk, label="[partial]")
-                    last[turn] = signals
-                    self.signals_sent[arriving, piece] = [each for sent in last.values() for each in sent]
-                    if not self.in_place and not plan.merged:
-                        self.pull(arriving, piece)
+        for run in self.runs:
+            owner, piece = run[0]
+            turn = self.stream[run[0]]
+            if sleep and turn == 0:
+                plan.add("sleep", plan.compute[0])
+                sleep = False
+            unit, stream = plan.unit(owner, piece), plan.compute[turn]
+            sources, targets = [plan.here("input", unit, len(run))], self._targets(unit, len(run))
+            plan.add(PRODUCE, stream, reads=sources, writes=targets, chunk=run[0])
+            if owner == plan.rank:
+                continue
+            owners = [each for each, _ in run]
+            channel = self.channel(plan.rank, owner, piece)
+            last[turn] = plan.signal(stream, owners, channel, chunk=run[0], label="[partial]")
+            # Meanwhile rank-1 computes for this rank.
+            arriving = [(2 * plan.rank - each) % plan.world for each in owners]
+            for each in arriving:
+                self.signals_sent[each, piece] = [step for sent in last.values() for step in sent]
+            if not self.in_place and not plan.merged:
+                self.pull_together(arriving, piece)
 
     def produce_at_once(self) -> None:
         """Compute the chunks for every rank in one step, and then signal their owners."""
@@ -103,7 +124,9 @@ class Reduction:
     def await_partials(self, stream: str, producers: list[int], piece: int, signals: Sequence[int] = ()) -> None:
         """Wait for the chunks of ``producers`` for this rank, with one step a channel, after the steps ``signals``."""
         plan = self.plan
-        for channel, group in by_channel({producer: self.turn(producer, plan.rank, piece) for producer in producers}):
+        for channel, group in by_channel(
+            {producer: self.channel(producer, plan.rank, piece) for producer in producers}
+        ):
             chunk = (group[0] if len(group) == 1 else plan.rank, piece)
             plan.wait(stream, group, channel, after=signals, chunk=chunk, label="[partial]")
 
@@ -112,36 +135,36 @@ class Reduction:
         unit = self.plan.unit(self.plan.rank, piece)
         return Region("workspace", producer, unit, unit + 1)
 
-    def pull(self, producer: int, piece: int) -> Region:
-        """Copy a chunk that a peer computed for this rank, unless it is copied already; return the region of the copy.
+    def pull_together(self, producers: list[int], piece: int) -> None:
+        """Copy chunks that peers compute for this rank at the same time. One step a copy stream waits for them.
 
         The wait comes after this rank's own signals of the same turn and of all turns before. Otherwise every rank
         could start its wait before its signals, and all would wait for ever.
         """
-        target = self.plan.here("stage", self.plan.unit(producer, piece))
-        if (producer, piece) not in self.pulls:
-            stream = self.plan.copy_for(producer)
-            self.await_partials(stream, [producer], piece, self.signals_sent.get((producer, piece), ()))
-            self.pulls[producer, piece] = self.plan.pull((producer, piece), target, self.partial(producer, piece))
-        return target
+        for stream, group in self.plan.by_copy_stream(producers):
+            self.await_partials(stream, group, piece, self.signals_sent.get((group[0], piece), ()))
+        for each in producers:
+            self.pulls[each, piece] = self.plan.pull((each, piece), self.stage(each, piece), self.partial(each, piece))
 
-    def reduce(self, piece: int, targets: list[Region]) -> int:
-        """Add up a piece of this rank's part, in rank order, on the stream that computed its own partial sum.
+    def stage(self, producer: int, piece: int) -> Region:
+        """Return the region of the copy of a chunk that a peer computed for this rank."""
+        return self.plan.here("stage", self.plan.unit(producer, piece))
 
-        Return the index of that stream.
-        """
+    def reduce(self, piece: int, targets: list[Region]) -> None:
+        """Add up a piece of this rank's part, in rank order, on the stream that computed its own partial sum."""
         plan = self.plan
-        turn = self.turn(plan.rank, plan.rank, piece)
+        turn = self.stream[plan.rank, piece]
         partials = {plan.rank: plan.here(self.own, plan.unit(plan.rank, piece))}
         producers = plan.peers[::-1]  # in the order in which their chunks arrive
         if self.in_place:
             self.await_partials(plan.compute[turn], producers, piece)
         for producer in producers:
-            partials[producer] = self.partial(producer, piece) if self.in_place else self.pull(producer, piece)
+            if not self.in_place and (producer, piece) not in self.pulls:
+                self.pull_together([producer], piece)
+            partials[producer] = self.partial(producer, piece) if self.in_place else self.stage(producer, piece)
         after = [pull for (_, pulled), pull in self.pulls.items() if pulled == piece]
         reads = [partials[producer] for producer in range(plan.world)]
         plan.add(REDUCE, plan.compute[turn], reads=reads, writes=targets, after=after, chunk=(plan.rank, piece))
-        return turn
 
     def reduced(self, owner: int, piece: int) -> Region:
         """Return the region where a rank stores the sum of a piece for its peers.
@@ -151,16 +174,15 @@ class Reduction:
         unit = self.plan.unit(owner, piece)
         return Region("workspace", owner, unit, unit + 1)
 
-    def share(self, piece: int, turn: int) -> None:
+    def share(self, piece: int) -> None:
         """Signal every peer that a sum is ready. The peer that fetches it first is signalled first."""
         plan = self.plan
         chunk = (plan.rank, piece)
-        self.shared.append(
-            plan.signal(self.streams[turn], plan.peers[::-1], _REDUCED + turn, chunk=chunk, label="[reduced]")
-        )
+        stream, channel = self.streams[self.stream[chunk]], _REDUCED + self.channel(plan.rank, *chunk)
+        self.shared.append(plan.signal(stream, plan.peers[::-1], channel, chunk=chunk, label="[reduced]"))
 
-    def collect(self, piece: int, turn: int) -> None:
-        """Copy the sums of all peers; ``turn`` is the index of the stream on which each peer has added up its own.
+    def collect(self, piece: int) -> None:
+        """Copy the sums of all peers.
 
         The sums of all peers are due at the same moment, so one step waits for all of them.
         """
@@ -171,7 +193,8 @@ class Reduction:
             # The wait comes after all waits for partial sums, because peers share their sums only after such waits.
             # With one compute stream it does in any case: the sum of a piece follows the matmuls of all pieces.
             after = [*after, *plan.copied]
-        waits = plan.wait(plan.copy, plan.peers, _REDUCED + turn, after=after, chunk=chunk, label="[reduced]")
+        channel = _REDUCED + self.channel(plan.rank, *chunk)
+        waits = plan.wait(plan.copy, plan.peers, channel, after=after, chunk=chunk, label="[reduced]")
         for owner in plan.peers:
             chunk = (owner, piece)
             target = plan.here("output", plan.unit(*chunk))

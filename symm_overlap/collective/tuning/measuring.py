@@ -11,9 +11,8 @@ import torch
 from ...runtime import GroupState, backend_of
 from ...settings import PATHS, force_path
 from ..arguments import Group
-from ..chooser import CHUNKS
+from ..candidates import Candidate, ladders
 from ..problem import Problem
-from ..tuned import Candidate
 from .calls import Wanted
 
 _WARM_UP = 2
@@ -30,8 +29,7 @@ def candidates(problem: Problem, paths: Sequence[str]) -> list[Candidate]:
     for path in PATHS:
         if path not in paths or (path == "fused" and not problem.fusible):
             continue
-        cuts = (1,) if path == "sequential" else CHUNKS[:2] if path == "c10d" else CHUNKS
-        found += [(path, cut) for cut in dict.fromkeys(min(cut, max(1, problem.rows)) for cut in cuts)]
+        found += [candidate for ladder in ladders(problem, path) for candidate in ladder]
     if not found:
         raise ValueError(f"autotune: there is no kernel for {problem}: name another path than {', '.join(paths)}")
     return found
@@ -57,8 +55,8 @@ def measure(call: Wanted, found: Sequence[Candidate], group: Group, device: torc
     backend, made = backend_of(device.type), call.make(device)
     samples: list[list[float]] = [[] for _ in found]
     for turn in range(rounds + 1):
-        for number, (path, chunks) in enumerate(found):
-            with force_path(path, chunks=None if path == "sequential" else chunks), torch.no_grad():
+        for number, (path, chunks, span) in enumerate(found):
+            with force_path(path, chunks=None if path == "sequential" else chunks, span=span), torch.no_grad():
                 calls = _CALLS if turn else _WARM_UP
                 backend.synchronize(device)
                 begin = time.perf_counter()

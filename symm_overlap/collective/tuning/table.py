@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ...settings import PATHS
+from ..candidates import Candidate
 from ..tuned import Tuned
 
 VARIABLE = "SYMM_OVERLAP_AUTOTUNE"
@@ -132,7 +133,7 @@ def _locked(lock: IO[str]) -> bool:
 
 def encoded(entry: Tuned) -> list[dict[str, Any]]:
     """Return an entry in its JSON form."""
-    return [{"path": path, "chunks": chunks, "ms": time} for (path, chunks), time in entry.times]
+    return [{**candidate._asdict(), "ms": time} for candidate, time in entry.times]
 
 
 def decoded(entry: Any) -> Tuned:
@@ -141,9 +142,13 @@ def decoded(entry: Any) -> Tuned:
     Raises:
         ValueError, TypeError, KeyError: ``entry`` is not the JSON form of an entry.
     """
-    times = tuple(((str(one["path"]), index(one["chunks"])), float(one["ms"])) for one in entry)
-    paths = {path for (path, _), _ in times}
-    good = all(chunks >= 1 and 0 < ms < math.inf for (_, chunks), ms in times)  # False for NaN too
+    times = tuple(
+        (Candidate(str(one["path"]), index(one["chunks"]), index(one.get("span", 1))), float(one["ms"]))
+        for one in entry
+    )
+    paths = {candidate.path for candidate, _ in times}
+    # False for NaN too.
+    good = all(min(candidate.chunks, candidate.span) >= 1 and 0 < ms < math.inf for candidate, ms in times)
     if not times or not paths <= set(PATHS) or not good:
         raise ValueError(f"{entry} is not a list of measured candidates")
     return Tuned(times)

@@ -15,7 +15,7 @@ ABOVE = 4.8  # width in pixels of a character above a box, at a font size of 8
 def full(step: Step) -> str:
     """Return the kind of a step, and its chunk or its peers."""
     if step.chunk is not None and kind(step.kind).memory:
-        return f"{step.kind} {step.chunk[0]}.{step.chunk[1]}"
+        return f"{step.kind} {step.chunk_name()}"
     return f"{step.kind} {_peers(step)}" if step.peers else step.kind
 
 
@@ -24,7 +24,7 @@ def short(step: Step) -> str:
     record = kind(step.kind)
     if not record.memory and record.meets in ("posts", "awaits"):
         return f"{'!' if record.meets == 'posts' else '?'}{_peers(step)}"
-    return step.kind if step.chunk is None else f"{step.chunk[0]}.{step.chunk[1]}"
+    return step.kind if step.chunk is None else step.chunk_name()
 
 
 def _peers(step: Step) -> str:

@@ -54,7 +54,7 @@ class _Cell:
         if self.main is not None:
             words.append(self.main.kind)
             if self.main.chunk is not None:
-                words.append(f"{self.main.chunk[0]}.{self.main.chunk[1]}" if pieces else str(self.main.chunk[0]))
+                words.append(self.main.chunk_name(pieces))
             elif kind(self.main.kind).meets == "everyone":
                 words.append(self.main.label)
             if arrow := {"posts": "to", "awaits": "from"}.get(kind(self.main.kind).meets):

@@ -50,10 +50,10 @@ class World:
                 for region in step.writes:
                     write(region, [3 * value for shard in shards for value in read(shard)])
                 return
-            (value,) = read(step.reads[0])
+            values = read(step.reads[0])
             sums = [read(region)[0] for region in step.reads if region == step.writes[0]]
             for region in step.writes:
-                write(region, [3 * value + sum(sums)])
+                write(region, [3 * value + sum(sums) for value in values])
 
         def reduce(step):
             total = 0.0

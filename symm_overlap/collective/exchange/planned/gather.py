@@ -68,6 +68,8 @@ class Gather(Run):
             assert self.gathered is not None
             if self.rings:
                 return self.gathered[region.start]  # the last piece of a shard may be shorter
+            if region.stop - region.start > 1:  # the parts of several ranks
+                return self.gathered[region.start * self.parts.rows : region.stop * self.parts.rows]
             owner, piece = divmod(region.start, self.chunks)
             part = self.parts.part(self.gathered, owner)
         return part if self.chunks == 1 else part[cut[piece] : cut[piece + 1]]

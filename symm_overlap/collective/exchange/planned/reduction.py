@@ -98,8 +98,8 @@ class ScatterReduction(_Reduction):
     def view(self, region: Region) -> Tensor:
         """See `Run.view`."""
         rows, columns = self.output.shape
-        if region.stop - region.start > 1:  # the chunks for all ranks
-            return self.shared(region, (self.call.world * rows, columns), self.output.dtype)
+        if region.stop - region.start > 1:  # the parts for several ranks, or for all
+            return self.shared(region, ((region.stop - region.start) * rows, columns), self.output.dtype)
         rank, piece = divmod(region.start, self.chunks)
         start, stop = self.cut[piece], self.cut[piece + 1]
         if region.buffer == "workspace":
@@ -157,8 +157,8 @@ class AllReduction(_Reduction):
     def view(self, region: Region) -> Tensor:
         """See `Run.view`."""
         columns, dtype = self.output.shape[1], self.output.dtype
-        if region.stop - region.start > 1:  # the chunks for all ranks
-            return self.shared(region, tuple(self.output.shape), dtype)
+        if region.stop - region.start > 1:  # the parts of several ranks, or of all
+            return self.shared(region, (self.parts[region.stop] - self.parts[region.start], columns), dtype)
         rank, piece = divmod(region.start, self.chunks)
         if region.buffer == "workspace":
             return self.shared(region, (self._length(rank, piece), columns), dtype)

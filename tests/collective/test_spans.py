@@ -1,0 +1,204 @@
+"""Matmuls that span the parts of several peers: values, what is really computed together, and when it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+import symm_overlap
+from symm_overlap.collective.candidates import Candidate
+from symm_overlap.collective.chooser import choose
+from symm_overlap.collective.exchange.ranges import called, name_of_range
+from symm_overlap.collective.planners.builder import span_sizes
+from symm_overlap.collective.problem import problem
+from symm_overlap.plan import Plan, Table
+from symm_overlap.plan.testing import delayed
+from symm_overlap.settings import Settings, transformed
+from tests.collective import reference as ref
+from tests.collective.scaled_cases import ONE, float8, powers_of_two, rows_can_be_scaled, weight
+from tests.ranks import Pool, Rank
+from tests.transforms import in_place
+
+ROWS, K, N = 16, 128, 128  # every row of 16-bit numbers has 256 bytes, so every part is a multiple of 256 bytes
+ops = torch.ops.symm_overlap
+
+
+@contextmanager
+def spanning(me: Rank, span: int, streams: int = 1) -> Iterator[list[int]]:
+    """Force spans. Yield a list to which the number of parts of every matmul of this rank is added."""
+    sizes: list[int] = []
+
+    def late_and_noted(plan: Plan, table: Table) -> Table:
+        table = delayed(table, len(sizes), me.rank, 2e-4)
+
+        def noted(kind: str) -> Any:
+            def run(step: Any) -> None:
+                sizes.append(max(region.stop - region.start for region in step.writes))
+                table[kind](step)
+
+            return run
+
+        return {**table, **{kind: noted(kind) for kind in ("consume", "produce") if kind in table}}
+
+    with symm_overlap.force_path("pipelined", span=span, streams=streams), transformed(late_and_noted):
+        yield sizes
+
+
+def gathers(me: Rank, span: int, streams: int, dtype: torch.dtype) -> list[list[int]]:
+    name, found = me.group.group_name, []
+    for dim, return_A in ((0, True), (0, False), (1, False)):
+        A = ref.binary((ROWS, 2, K), dtype, seed=me.rank)
+        Bs = [ref.binary((K, columns), dtype, seed=columns) for columns in (3, N)]
+        expected_A, expected = ref.torch_all_gather_matmul(A, Bs, dim, me)
+        with spanning(me, span, streams) as sizes:
+            found_A, products = ops.fused_all_gather_matmul(A, Bs, dim, name, return_A=return_A)
+        found.append(sorted(sizes))
+        for y, e in zip(products, expected, strict=True):
+            ref.same(y, e)
+        if return_A:
+            ref.same(found_A, expected_A)
+    return found
+
+
+def scatters(me: Rank, span: int, streams: int, dtype: torch.dtype) -> list[list[int]]:
+    name, found = me.group.group_name, []
+    for dim in (0, 1):
+        shape = [ROWS, 2, K]
+        shape[dim] *= me.world
+        A, B = ref.binary(shape, dtype, seed=me.rank), ref.binary((K, N), dtype, seed=9)
+        expected = ref.torch_matmul_reduce_scatter(A, B, "sum", dim, me)
+        with spanning(me, span, streams) as sizes:
+            ref.same(ops.fused_matmul_reduce_scatter(A, B, "sum", dim, name), expected)
+        found.append(sorted(sizes))
+    return found
+
+
+def reduces(me: Rank, span: int, streams: int, dtype: torch.dtype) -> list[list[int]]:
+    """The last ranks' parts are short or empty, unless the rows can be shared out evenly."""
+    found = []
+    for rows in (ROWS * me.world, ROWS * me.world - 5, ROWS + 1):
+        A, B = ref.binary((rows, K), dtype, seed=me.rank), ref.binary((K, N), dtype, seed=9)
+        bias = ref.binary((N,), dtype, seed=8)
+        with spanning(me, span, streams) as sizes:
+            product = symm_overlap.matmul_all_reduce(A, B, "sum", me.group, bias=bias)
+        found.append(sorted(sizes))
+        ref.same(product, ref.torch_all_reduce(A @ B, "sum", me) + bias * me.world)
+    return found
+
+
+@pytest.mark.parametrize("here", [True, False], ids=["in place", "copies"])
+@pytest.mark.parametrize("op", [gathers, scatters, reduces])
+@pytest.mark.parametrize(("world", "span", "streams"), [(3, 2, 1), (4, 2, 2), (4, 3, 1), (4, 9, 2)])
+def test_values_are_exact_and_parts_are_multiplied_together(
+    ranks: Pool, op: Any, world: int, span: int, streams: int, here: bool
+) -> None:
+    sizes = span_sizes(world - 1, span)
+    dtype = torch.float32 if here else torch.bfloat16
+    for rank, found in enumerate(ranks.run(world, late, op, here, span, streams, dtype)):
+        expected = sorted([1, *cut(sizes if op is gathers else sizes[::-1], rank, world)])
+        assert found == [expected] * len(found), rank
+        assert max(expected) > 1 or rank in range(1, world - 1), (
+            "only the ranks in the middle may have to cut all spans"
+        )
+
+
+def late(me: Rank, op: Any, here: bool, *arguments: Any) -> list[int]:
+    with in_place(here):
+        return op(me, *arguments)
+
+
+def cut(sizes: list[int], rank: int, world: int) -> list[int]:
+    """Return the sizes on a rank: a span that contains the last rank and rank 0 is cut between them."""
+    order = [(rank + step) % world for step in range(1, world)]
+    found: list[int] = []
+    for size in sizes:
+        span, order = order[:size], order[size:]
+        turn = span.index(0) if 0 in span else 0
+        found += [each for each in (turn, size - turn) if each]
+    return found
+
+
+def scaled(me: Rank, rows: bool) -> None:
+    """Scaled matmuls have the same bits with spans as on the sequential path."""
+    name, B = me.group.group_name, weight(K, N, seed=7)
+    for dim, shape in ((0, (ROWS * me.world, 2, K)), (1, (4, ROWS * me.world, K))):
+        A = float8(*shape, seed=me.rank)
+        scale_A = powers_of_two((*shape[:-1], 1), me.rank) if rows else ONE
+        scale_B = powers_of_two((1, N), 3) if rows else ONE
+        shard = A.chunk(me.world, dim)[me.rank].contiguous()
+        scale = scale_A.chunk(me.world, dim)[me.rank].contiguous() if rows else ONE
+        found = []
+        for path, span in (("sequential", None), ("pipelined", 3), ("pipelined", 2)):
+            with symm_overlap.force_path(path, span=span):
+                _, (gathered,) = symm_overlap.all_gather_scaled_matmul(
+                    shard, [B], scale, [scale_B], dim, name, return_A=False
+                )
+                summed = symm_overlap.scaled_matmul_reduce_scatter(
+                    A, B, scale_A, scale_B, "sum", dim, name, out_dtype=torch.bfloat16
+                )
+                found.append((gathered, summed))
+        for gathered, summed in found[1:]:
+            ref.same(gathered, found[0][0])
+            ref.same(summed, found[0][1])
+
+
+@pytest.mark.parametrize("rows", [False, True] if rows_can_be_scaled() else [False])
+def test_scaled_matmuls_span_parts_too(ranks: Pool, rows: bool) -> None:
+    ranks.run(4, scaled, rows)
+
+
+@pytest.mark.parametrize("call", ["last dimension", "two products", "odd size", "weights", "no matmul"])
+def test_other_calls_have_no_spans(call: str) -> None:
+    how: dict[str, Any] = {
+        "last dimension": {"last_dim": True},
+        "two products": {"one_matmul": False},
+        "odd size": {},
+        "weights": {},
+        "no matmul": {},
+    }[call]
+    op = {"weights": "weight_grad_reduce_scatter", "no matmul": "reduce_scatter"}.get(call, "matmul_reduce_scatter")
+    n = 4095 if call == "odd size" else 4096
+    described = problem(op, 8192 - 8 * (call == "odd size"), n, 1024, torch.bfloat16, 8, "cuda", **how)
+    assert not described.spannable
+    found = choose(described, Settings(path="pipelined", span=4), direct=True)
+    assert (found.path, found.span) == ("pipelined", 1)
+    assert all(each.candidate.span == 1 for each in choose(described, Settings(), direct=True).predictions)
+
+
+def test_a_span_is_never_longer_than_there_are_peers() -> None:
+    for world, asked, span in ((2, 8, 1), (3, 8, 2), (8, 8, 7), (8, 5, 4), (8, 4, 4), (8, 1, 1)):
+        described = problem("all_gather_matmul", 4096 * world, 4096, 4096, torch.bfloat16, world, "cuda")
+        for path in ("pipelined", "fused", "c10d"):
+            found = choose(described, Settings(path=path, span=asked), direct=True)
+            assert found.candidate == Candidate(path, found.chunks, span if path == "pipelined" else 1)
+
+
+def test_large_matmuls_are_predicted_to_gain() -> None:
+    """The copies of 7 shards take an eighth of the time of the matmul, so all arrive during the first one."""
+    large = problem("all_gather_matmul", 8192, 13312, 16384, torch.bfloat16, 8, "cuda")
+    choice = choose(large, Settings(), direct=True)
+    times = {each.candidate: each.total for each in choice.predictions}
+    assert choice.candidate == Candidate("pipelined", 1, 7)
+    assert times[choice.candidate] < 0.9 * times[Candidate("pipelined", 1, 1)]
+    small = problem("all_gather_matmul", 8192, 768, 4096, torch.bfloat16, 8, "cuda")
+    assert choose(small, Settings(), direct=True).span == 1, "these shards take longer to copy than to multiply"
+
+
+def test_the_range_of_a_call_says_the_span() -> None:
+    described = problem("matmul_reduce_scatter", 8192, 12288, 6144, torch.bfloat16, 8, "cuda")
+    choice = choose(described, Settings(path="pipelined", span=3), direct=True)
+    _, found = called(name_of_range(described, choice, rank=5)) or pytest.fail("the range is not read")
+    assert (found.candidate, "span 3" in str(choice)) == (choice.candidate, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [({"span": 0}, "span is 0"), ({"span": 2, "chunks": 2}, "only one of them"), ({"span": -3}, "span is -3")],
+)
+def test_arguments_out_of_range_are_named(arguments: dict[str, int], said: str) -> None:
+    with pytest.raises(ValueError, match=said), symm_overlap.force_path("pipelined", **arguments):
+        pass
