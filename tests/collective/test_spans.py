@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 import symm_overlap
+from symm_overlap.collective import chooser
 from symm_overlap.collective.candidates import Candidate
 from symm_overlap.collective.chooser import choose
 from symm_overlap.collective.exchange.ranges import called, name_of_range
@@ -21,7 +23,7 @@ from symm_overlap.settings import Settings, transformed
 from tests.collective import reference as ref
 from tests.collective.scaled_cases import ONE, float8, powers_of_two, rows_can_be_scaled, weight
 from tests.ranks import Pool, Rank
-from tests.transforms import in_place
+from tests.transforms import comparing, in_place
 
 ROWS, K, N = 16, 128, 128  # every row of 16-bit numbers has 256 bytes, so every part is a multiple of 256 bytes
 ops = torch.ops.symm_overlap
@@ -193,6 +195,34 @@ def test_the_range_of_a_call_says_the_span() -> None:
     choice = choose(described, Settings(path="pipelined", span=3), direct=True)
     _, found = called(name_of_range(described, choice, rank=5)) or pytest.fail("the range is not read")
     assert (found.candidate, "span 3" in str(choice)) == (choice.candidate, True)
+
+
+def differs(me: Rank, here: bool) -> list[str]:
+    """The chooser of rank 2 chooses another span, as it may if the weights have different numbers of columns."""
+    A, B = torch.ones(ROWS * me.world, K), torch.ones(K, N)
+    calls = (
+        lambda: symm_overlap.all_gather_matmul(A, [B], 0, me.group, return_A=False)[1][0].sum(),
+        lambda: symm_overlap.matmul_reduce_scatter(A, B, "sum", 0, me.group).sum(),
+    )
+    said = []
+    with in_place(here), mock.patch.object(chooser, "span_of", return_value=1 + (me.rank == 2)):
+        for lane, call in enumerate(calls):
+            chooser._choose.cache_clear()
+            with symm_overlap.lane(30 + 2 * here + lane), symm_overlap.force_path("pipelined"), comparing(False):
+                try:
+                    said.append(str(float(call())))
+                except RuntimeError as error:
+                    said.append(str(error))
+    chooser._choose.cache_clear()
+    return said
+
+
+@pytest.mark.parametrize("here", [False, True], ids=["copies", "in place"])
+def test_only_ranks_that_gather_by_copies_may_have_different_spans(ranks: Pool, here: bool) -> None:
+    """Otherwise the ranks would signal on different channels. They get an error instead of waiting for ever."""
+    for gathered, summed in ranks.run(4, differs, here):
+        assert gathered == str(4.0 * 4 * ROWS * K * N) if not here else "SYMM_OVERLAP_CHECK" in gathered
+        assert "SYMM_OVERLAP_CHECK" in summed
 
 
 @pytest.mark.parametrize(

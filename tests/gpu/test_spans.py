@@ -15,7 +15,7 @@ from tests.ranks import Rank
 
 pytestmark = pytest.mark.gpu
 
-ROWS, K, N = 64, 128, 128  # parts are multiples of 256 bytes
+ROWS, K, N = 48, 128, 128  # parts are multiples of 256 bytes
 
 
 def products(me: Rank, A: torch.Tensor, B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -147,8 +147,10 @@ def _find_route(peers: Peers, problem: Problem, device: torch.device, place: tup
         direct = forced[0] != "c10d" and direct_access(state, device, settings.comparing)
     choice = choose_in_group(state, problem, settings, direct=direct, fake=state.fake)
     if not state.alone:  # if ranks choose differently, the digests differ: they get an error and do not wait for ever
-        # Without the copy streams: ranks may have different numbers of them (tests/collective/planners/test_copies.py).
-        digest = digest_of(problem.common, *place, *forced, choice.path, choice.chunks, choice.span, choice.compute)
+        # Ranks may have different numbers of copy streams (tests/collective/planners/test_copies.py). In gathers that
+        # copy, their matmuls may span different numbers of shards (tests/collective/planners/test_spans.py).
+        span = 1 if problem.op_kind.gathers and not backend.traits.in_place else choice.span
+        digest = digest_of(problem.common, *place, *forced, choice.path, choice.chunks, span, choice.compute)
     return Route(backend, choice, lane, place, digest, lane is not None and settings.comparing)
 
 
