@@ -21,6 +21,7 @@ from symm_overlap.plan import Plan, Table
 from symm_overlap.plan.testing import delayed
 from symm_overlap.settings import Settings, transformed
 from tests.collective import reference as ref
+from tests.collective.accesses import Recorder, watching_extension
 from tests.collective.scaled_cases import ONE, float8, powers_of_two, rows_can_be_scaled, weight
 from tests.ranks import Pool, Rank
 from tests.transforms import comparing, in_place
@@ -122,6 +123,34 @@ def cut(sizes: list[int], rank: int, world: int) -> list[int]:
         turn = span.index(0) if 0 in span else 0
         found += [each for each in (turn, size - turn) if each]
     return found
+
+
+def problems(me: Rank, here: bool) -> list[str]:
+    """What the steps of forward and backward passes do that their plan does not declare."""
+    found = []
+    for streams in (1, 2):
+        recorder = Recorder()
+        with (
+            in_place(here),
+            comparing(False),
+            watching_extension(),
+            symm_overlap.force_path("pipelined", span=2, streams=streams),
+            transformed(recorder),
+        ):
+            A, whole, B = (torch.ones(rows, K, requires_grad=True) for rows in (ROWS, ROWS * me.world, N))
+            symm_overlap.all_gather_matmul(A, [B.t()], 0, me.group)[1][0].sum().backward()
+            symm_overlap.matmul_reduce_scatter(whole, B.t(), "avg", 0, me.group).sum().backward()
+            symm_overlap.matmul_all_reduce(whole[:-3], B.t(), "sum", me.group).sum().backward()
+        steps = [step for run in recorder.runs for step in run.plan.steps if step.kind in ("consume", "produce")]
+        assert any(region.stop - region.start > 1 for step in steps for region in step.writes) or me.rank in (1, 2)
+        found += recorder.problems()
+    return found
+
+
+@pytest.mark.parametrize("here", [True, False], ids=["in place", "copies"])
+def test_steps_touch_only_what_their_plan_declares(ranks: Pool, here: bool) -> None:
+    for found in ranks.run(4, problems, here):
+        assert not found, "\n".join(found)
 
 
 def scaled(me: Rank, rows: bool) -> None:
