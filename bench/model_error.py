@@ -46,13 +46,15 @@ _COLUMNS = {
     "torch's plan": ("published",),
     "kernels wait": ("ours_kernel_waits",),
     "memory operations": ("ours_memory_waits",),
+    "a matmul a part": ("ours_parts",),
+    "span 4": ("ours_span",),
     "fused": ("ours_fused",),
 }
 """The methods of each column; the quickest of them counts."""
 
 _OF_PATH = {
     "sequential": ("plain", "plain_allocating", "sequential"),
-    "pipelined": ("ours_memory_waits",),
+    "pipelined": ("ours_memory_waits", "ours_parts", "ours_span"),
     "fused": ("ours_fused",),
 }
 """The methods that measure each path of the chooser."""

@@ -31,6 +31,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "ours": ("ours",),
     "kernels wait": ("ours_kernel_waits",),
     "memory operations wait": ("ours_memory_waits",),
+    "a matmul a part": ("ours_parts",),
+    "span 4": ("ours_span",),
     "fused": ("ours_fused",),
     "return_A=False": ("ours_no_gathered",),
     "no waits": ("ours_no_waits",),

@@ -57,7 +57,9 @@ def _with_phantoms(
     return Prepared(plain.call, plain.results, load=load, poison=poison, around=around, choice=plain.choice)
 
 
-def _ours(lane: int, path: str | None, **environment: str) -> _Prepare:
+def _ours(
+    lane: int, path: str | None, chunks: int | None = None, span: int | None = None, **environment: str
+) -> _Prepare:
     """The public op, on a forced path, or for None on the path that the chooser picks."""
 
     def prepare(rank: Rank, case: Case, a: Tensor, b: Tensor) -> Prepared:
@@ -70,7 +72,7 @@ def _ours(lane: int, path: str | None, **environment: str) -> _Prepare:
             with (
                 mock.patch.dict(os.environ, environment),
                 symm_overlap.lane(lane),
-                symm_overlap.force_path(path, streams=streams),
+                symm_overlap.force_path(path, chunks=chunks, streams=streams, span=span),
             ):
                 yield
 
@@ -136,6 +138,8 @@ METHODS: dict[str, Method] = {
         Method("ours", "ours, as the chooser has it", _ours(6, None)),
         Method("ours_kernel_waits", "ours, kernels wait", _ours(3, "pipelined", SYMM_OVERLAP_STREAM_WAITS="0")),
         Method("ours_memory_waits", "ours, memory operations wait", _memory_waits),
+        Method("ours_parts", "ours, a matmul a part", _ours(7, "pipelined", chunks=1)),
+        Method("ours_span", "ours, span 4", _ours(8, "pipelined", span=4)),
         Method("ours_fused", "ours, fused", _fused),
     )
 }

@@ -54,8 +54,10 @@ def test_the_command_checks_and_times_every_method(tmp_path: Path, capsys: pytes
             assert row["method"] in (*GPU_ONLY, "matmul_of_ours")
             continue
         assert min(row["median_ms"], row["host_us"], row["each_ms"]) > 0
-        if row["method"] in ("sequential", "published", "ours", "ours_kernel_waits"):
+        if row["method"] in ("sequential", "published", "ours", "ours_kernel_waits", "ours_parts", "ours_span"):
             assert row["ok"], f"{row['op']} {row['method']}: {row['detail']}"
+    spans = {row["method"]: row["span"] for row in found["rows"] if row["op"] == OPS[1] and "span" in row}
+    assert (spans["ours_parts"], spans["ours_span"]) == (1, 3)
     printed = capsys.readouterr().out
     assert results.main([str(file)]) == 0
     assert "*Emulated*: one rank, whose peers are memory; link 1GB/s: " in capsys.readouterr().out
