@@ -95,7 +95,7 @@ def reduces(me: Rank, span: int, streams: int, dtype: torch.dtype) -> list[list[
 
 @pytest.mark.parametrize("here", [True, False], ids=["in place", "copies"])
 @pytest.mark.parametrize("op", [gathers, scatters, reduces])
-@pytest.mark.parametrize(("world", "span", "streams"), [(3, 2, 1), (4, 2, 2), (4, 3, 1), (4, 9, 2)])
+@pytest.mark.parametrize(("world", "span", "streams"), [(3, 2, 1), (4, 2, 2), (4, 9, 1)])
 def test_values_are_exact_and_parts_are_multiplied_together(
     ranks: Pool, op: Any, world: int, span: int, streams: int, here: bool
 ) -> None:

@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from symm_overlap import _C, inductor
 from symm_overlap._torch import resolve_group
+from symm_overlap.collective.candidates import Candidate
 from symm_overlap.collective.chooser import _choose
 from symm_overlap.collective.problem import problem
 from symm_overlap.collective.tuned import Tuned, keys_of
@@ -62,7 +63,7 @@ def site_of(group: str) -> Site:
     return site
 
 
-def measured(times: dict[tuple[str, int], float]) -> dict[tuple[str, str], Tuned]:
+def measured(times: dict[Candidate, float]) -> dict[tuple[str, str], Tuned]:
     described = problem("all_gather_matmul", M, N, K, torch.bfloat16, 8, "cpu")
     return {("cpu", keys_of(described, None)[1]): Tuned(tuple(times.items()))}
 
@@ -84,9 +85,9 @@ def test_what_the_group_has_measured_goes_before_what_is_predicted() -> None:
     """Measurements of the group take precedence over predictions."""
     with fake_group(8) as group, gpus("NVIDIA H100"):
         state = state_of(resolve_group(group))
-        state.tuned.update(measured({("sequential", 1): 1.0, ("pipelined", 1): 2.0}))
+        state.tuned.update(measured({Candidate("sequential", 1): 1.0, Candidate("pipelined", 1): 2.0}))
         assert "small: measured by autotune: sequential 1.000 ms" in site_of(group).reason
-        state.tuned.update(measured({("sequential", 1): 1.0, ("fused", 2): 0.5}))
+        state.tuned.update(measured({Candidate("sequential", 1): 1.0, Candidate("fused", 2): 0.5}))
         assert site_of(group).path == "fused"
 
 
@@ -98,7 +99,7 @@ def test_the_key_of_cached_graphs_depends_on_what_is_known(how: str) -> None:
         key = custom_pass.uuid()
         assert custom_pass.uuid() == key
         if how == "measured":
-            state.tuned.update(measured({("sequential", 1): 1.0}))
+            state.tuned.update(measured({Candidate("sequential", 1): 1.0}))
         else:
             state.devices["cpu"] = (Device("NVIDIA H100"),) * 8
             assert custom_pass.uuid() == key

@@ -122,7 +122,7 @@ class Traced:
     def told_and_received(self, path: str | None, chunks: int | None) -> tuple[int | None, int]:
         graph = copy.deepcopy(self.graph)
         clear()
-        OverlapPass(Choices(True, settings=checked_settings(path, chunks, None, None, None)))(graph.graph)
+        OverlapPass(Choices(True, settings=checked_settings(path, chunks, None, None, None, None)))(graph.graph)
         graph.recompile()
         (report,) = recorded().graphs
         (site,) = report.sites

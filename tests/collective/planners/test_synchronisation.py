@@ -87,7 +87,7 @@ def test_plans_hold_for_every_world_size_and_chunk_count(planner, world):
 
 @pytest.mark.parametrize(("planner", "arguments"), SEQUENTIAL_CASES, ids=case_id)
 def test_sequential_plans_hold_for_every_world_size(planner, arguments):
-    for world in range(1, 17):
+    for world in (*range(1, 9), 12, 16):
         holds(planner, world, **arguments)
 
 
@@ -99,7 +99,8 @@ def test_the_options_of_all_gathers_and_reduce_scatters_hold(planner, arguments)
 
 @pytest.mark.parametrize(("planner", "arguments"), CASES + OPTION_CASES, ids=case_id)
 def test_taking_out_any_synchronisation_makes_verify_fail(planner, arguments):
-    for world, chunks in [(1, 2), (2, 1), (2, 3), (3, 2), (4, 1), (5, 2)]:
+    larger = [(2, 1), (5, 2)] if (planner, arguments) in CASES else []  # options change nothing in their pattern
+    for world, chunks in [(1, 2), (2, 3), (3, 2), (4, 1), *larger]:
         nothing_is_idle(planner, world, chunks=chunks, **arguments)
 
 
