@@ -99,7 +99,7 @@ def describe(calls: Calls) -> str:
     if what is None:
         return words
     _, choice = what
-    return f"{words}, {choice.candidate.name}"
+    return f"{words}, {choice.path if choice.whole else choice.candidate.name}"
 
 
 def header() -> str:

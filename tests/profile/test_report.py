@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
+import pytest
+
+from symm_overlap.collective.choice import Choice
 from symm_overlap.profile import Activity, Recording, report
 from symm_overlap.profile.recording import ROLES
+from symm_overlap.profile.report import describe
 
 
 def recording(*activities: Activity, device: str = "NVIDIA H100") -> Recording:
@@ -38,3 +44,18 @@ def test_a_device_that_did_nothing_and_one_on_which_nothing_moved() -> None:
 
 def test_no_recording_is_a_sentence() -> None:
     assert report([]) == "neither an activity of a GPU nor a call of symm_overlap was recorded"
+
+
+@pytest.mark.parametrize(
+    ("choice", "how"),
+    [
+        (Choice("pipelined", "planned", "", chunks=2), "pipelined, 2 chunks"),
+        (Choice("pipelined", "planned", "", span=3), "pipelined, span 3"),
+        (Choice("c10d", "c10d", "", whole=True), "c10d"),
+        (Choice("sequential", "planned", "", whole=True), "sequential"),
+        (Choice("single", "single", ""), "single"),
+    ],
+)
+def test_a_kind_of_calls_says_into_which_parts_it_was_cut(choice: Choice, how: str) -> None:
+    call = mock.Mock(text="a call", what=(None, choice), fact=lambda name: {"world": 4}[name])
+    assert describe(mock.Mock(call=call)) == f"a call, 4 ranks, {how}"
