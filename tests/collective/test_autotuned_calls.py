@@ -21,6 +21,7 @@ from symm_overlap.runtime import TRAITS, state_of
 from symm_overlap.settings import Settings
 from tests.kernels.interpreted import kernels
 from tests.ranks import Pool, Rank
+from tests.transforms import choices
 
 from .scaled_cases import rows_can_be_scaled
 from .test_autotune import AG, LIKE_AG, RS, clocks, explained, forgetting, taken, tuned
@@ -149,6 +150,20 @@ def test_ranks_that_cannot_reach_each_other_take_no_path_that_has_to() -> None:
         assert [each.candidate for each in choices] == [found.times[0][0], found.times[max(0, 2 - left)][0]]
     unknown = choose(call, Settings(), direct=False, tuned=Tuned(((Candidate("fused", 2), 1.0),)))
     assert (unknown.path, unknown.exchange) == ("c10d", "c10d")
+
+
+def measures_spans(me: Rank) -> list[int]:
+    rows = ("all_gather_matmul", (16, 64), [(64, 64)], 0)
+    call = calls.wanted(rows, torch.float32, me.world)
+    found = [Candidate("pipelined"), Candidate("pipelined", 1, 3)]
+    with forgetting(me), choices() as made:
+        measuring.measure(call, found, me.group, torch.device("cpu"), 1)
+    return [choice.span for _, choice in made]
+
+
+def test_each_span_is_measured(ranks: Pool) -> None:
+    for spans in ranks.run(4, measures_spans):
+        assert spans == [1, 1, 3, 3, 1, 1, 1, 3, 3, 3]
 
 
 # --- the path fused

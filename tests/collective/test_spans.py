@@ -15,6 +15,7 @@ from symm_overlap.collective import chooser
 from symm_overlap.collective.candidates import Candidate
 from symm_overlap.collective.chooser import choose
 from symm_overlap.collective.exchange.ranges import called, name_of_range
+from symm_overlap.collective.note import make_note, settings_in
 from symm_overlap.collective.planners.builder import span_sizes
 from symm_overlap.collective.problem import problem
 from symm_overlap.plan import Plan, Table
@@ -206,6 +207,20 @@ def test_a_span_is_never_longer_than_there_are_peers() -> None:
         for path in ("pipelined", "fused", "c10d"):
             found = choose(described, Settings(path=path, span=asked), direct=True)
             assert found.candidate == Candidate(path, found.chunks, span if path == "pipelined" else 1)
+
+
+def test_a_backward_pass_may_have_chunks_where_its_forward_pass_had_a_span() -> None:
+    """The settings of both are merged, and then the chunks count."""
+    described = problem("all_gather_matmul", 8192, 13312, 16384, torch.bfloat16, 8, "cuda")
+    for path in ("pipelined", None):
+        merged = Settings(chunks=2).with_defaults(Settings(path=path, span=4))
+        assert choose(described, merged, direct=True).candidate[1:] == ((2, 1) if path else (1, 1))
+        assert all(each.candidate.span == 1 for each in choose(described, merged, direct=True).predictions)
+
+
+def test_a_compiled_graph_keeps_the_span() -> None:
+    settings = Settings(path="pipelined", span=3)
+    assert settings_in(make_note(settings)) == settings
 
 
 def test_large_matmuls_are_predicted_to_gain() -> None:

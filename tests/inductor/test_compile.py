@@ -163,6 +163,7 @@ def test_the_deadline_given_at_compile_time_holds(ranks: Pool, tmp_path: Any, fr
     [
         ({"path": "fast"}, "force_path"),
         ({"chunks": 0}, "chunks is 0"),
+        ({"span": 0}, "span is 0"),
         ({"timeout": 0}, "timeout"),
         ({"lane": -1}, "lanes are numbered from 0"),
     ],
