@@ -54,7 +54,7 @@ _COLUMNS = {
 
 _OF_PATH = {
     "sequential": ("plain", "plain_allocating", "sequential"),
-    "pipelined": ("ours_memory_waits", "ours_parts", "ours_span"),
+    "pipelined": ("ours_memory_waits",),
     "fused": ("ours_fused",),
 }
 """The methods that measure each path of the chooser."""

@@ -173,11 +173,11 @@ def force_path(
         chunks: number of chunks that each rank's part is cut into, at least 1. A part is never cut into more chunks
             than it has rows.
         streams: number of compute streams, 1 or 2. With 2, copies also get a stream of their own.
-        span: how many peers' parts one matmul covers at most, at least 1, on the path "pipelined". The matmul of the
-            local part is followed by matmuls of 1, 2, 4, ... parts, so that there are few; in sums, these numbers are
-            in reverse. It excludes more than 1 chunk. It has no effect on calls whose parts cannot be next to each
-            other in memory: if the last dimension is gathered or scattered, if more than the product of one matmul is
-            summed or kept, or if the size of a part is no multiple of 256 bytes.
+        span: how many peers' parts one matmul covers at most, at least 1, on the path "pipelined". There are as few
+            matmuls as that allows, besides the one of the local part. It excludes more than 1 chunk. On CPU, a gather
+            then copies the peers' parts. It has no effect on calls whose parts cannot be next to each other in memory:
+            if the last dimension is gathered or scattered, if more than the product of one matmul is summed or kept, or
+            if the size of a part is no multiple of 256 bytes.
 
     Raises:
         ValueError, TypeError: an argument is none of the allowed values.

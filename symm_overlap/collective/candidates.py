@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ..runtime import TRAITS
 from .planners.builder import span_sizes
 from .problem import Problem
 
@@ -40,28 +41,33 @@ def parts_in_words(chunks: int, span: int) -> str:
     return f"span {span}" if span > 1 else f"{chunks} chunk{'s' if chunks > 1 else ''}"
 
 
-def possible_paths(problem: Problem, direct: bool) -> tuple[str, ...]:
-    """Return the paths on which a call can run; ``direct``: whether the ranks can reach each other's memory."""
-    return "sequential", "c10d", *(["pipelined"] if direct else []), *(["fused"] if direct and problem.fusible else [])
+def possible(candidate: Candidate, problem: Problem, direct: bool) -> bool:
+    """Return whether a call can be carried out so; ``direct``: whether the ranks can reach each other's memory."""
+    path, chunks, span = candidate
+    if path in ("pipelined", "fused") and not direct:
+        return False
+    return (path != "fused" or problem.fusible) and span == span_of(problem, path, chunks, span)
 
 
 def ladders(problem: Problem, path: str, chunks: int | None = None, span: int | None = None) -> list[list[Candidate]]:
     """Return the candidates on a path: first those with more and more chunks, then those with longer and longer spans.
+
+    Where parts are read in the peers' memory, spans would need copies of them, so there are none unless one is asked
+    for.
 
     Args:
         chunks, span: the only allowed values; None allows all.
     """
     if path == "sequential":
         return [[Candidate(path)]]
-    if chunks is None:
-        cuts = CHUNKS[:1] if (span or 1) > 1 else CHUNKS[:2] if path == "c10d" else CHUNKS
-    else:
-        cuts = (chunks,)
-    cut = [*dict.fromkeys(Candidate(path, min(each, max(1, problem.rows))) for each in cuts)]
-    most = (span,) if span is not None else SPANS if chunks is None else ()
+    considered = SPANS if chunks is None and not TRAITS[problem.device].in_place else ()
+    most = considered if span is None else (span,)
     spans = [*dict.fromkeys(span_of(problem, path, chunks or 1, each) for each in most)]
     spanned = [Candidate(path, 1, each) for each in spans if each > 1]
-    return [spanned] if span is not None and spanned else [cut, spanned]
+    if span is not None and spanned:
+        return [spanned]
+    cuts = (chunks,) if chunks is not None else CHUNKS[:2] if path == "c10d" else CHUNKS
+    return [[*dict.fromkeys(Candidate(path, min(each, max(1, problem.rows))) for each in cuts)], spanned]
 
 
 def span_of(problem: Problem, path: str, chunks: int, asked: int) -> int:

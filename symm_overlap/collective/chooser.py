@@ -8,7 +8,7 @@
     `symm_overlap.runtime.cpu.sliced_matmul`.
 ``pipelined``
     Chunks on one or two compute streams and copy streams. The transfer of each chunk is hidden behind the matmul of
-    another.
+    another. One matmul may also span the parts of several ranks.
 ``fused``
     One kernel, whose tiles wait for the rows that copies bring, or notify the copies when rows are ready. The model
     predicts its time on every GPU, but it may choose the path only where the kernel's rate was measured: on an H200,
@@ -21,35 +21,27 @@ The path is how the work is arranged. The exchange is what carries it out: ``pla
 ``fused`` launches a kernel, ``c10d`` calls torch.distributed, ``single`` has no peers to exchange with, and ``fake``
 replaces peers that do not exist.
 
-The best available knowledge decides between ``sequential``, ``pipelined`` and ``fused``, and on the number of chunks:
-first what the group has measured (`symm_overlap.autotune`); else, for a device whose operations have known costs, the
-prediction of a model (`symm_overlap.collective.prediction`); else measured thresholds. Costs and thresholds are traits
-of each kind of device (`symm_overlap.runtime.backend.Traits`).
+The best available knowledge decides between ``sequential``, ``pipelined`` and ``fused``, and on the number of chunks
+or the span: first what the group has measured (`symm_overlap.autotune`); else, for a device whose operations have known
+costs, the prediction of a model (`symm_overlap.collective.prediction`); else measured thresholds. Costs and thresholds
+are traits of each kind of device (`symm_overlap.runtime.backend.Traits`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
 from ..runtime import TRAITS, Device, DeviceCosts, GroupState, Traits, costs_of
 from ..settings import Settings
-from .candidates import Candidate, ladders, possible_paths, span_of
+from .candidates import Candidate, ladders, possible, span_of
 from .choice import Choice, Prediction
 from .prediction import copy_streams, doubt_of_fused, predict
 from .problem import Problem
+from .quickest import compared, quickest
 from .tuned import Tuned, tuned_for
-
-REQUIRED_RATIO, REQUIRED_SAVING_MS = 0.95, 0.02
-"""A pipelined or fused call is chosen only if its predicted time is at most this fraction of that of the plain
-collective and matmul, and shorter by at least so many milliseconds. On an H200 with an emulated link, the model
-predicts 0.83 to 1.19 of the time of our plans with 8192 rows, and 0.67 to 1.14 for few rows (`bench.model_error`)."""
-
-NEARLY = 1.01
-"""If predicted times of pipelined and fused candidates differ by less than this factor, the host's time decides."""
 
 
 def choose(
@@ -140,7 +132,7 @@ def _choose(
     free = (path, chunks, streams, span) == (None, None, None, None)
     costs = costs_of(traits.costs, device) if traits.costs else None
     exchange_traits = _ExchangeTraits(lane, in_order, direct)
-    best = tuned.best(possible_paths(problem, direct)) if tuned is not None and free else None
+    best = tuned.best(lambda each: possible(each, problem, direct)) if tuned is not None and free else None
     if best is not None:
         (path, chunks, span), reason = best, str(tuned)
     elif path is None and not direct:
@@ -149,8 +141,8 @@ def _choose(
         predictions = _predictions(problem, traits, costs, path, chunks, streams, span, exchange_traits)
         doubt = "" if path == "fused" or not problem.fusible else doubt_of_fused(problem, costs, device)
         allowed = [each for each in predictions if not (doubt and each.path == "fused")]
-        least = _least(allowed)
-        reason = _compared(least, allowed) if path is None else reason
+        least = quickest(allowed)
+        reason = compared(least, allowed) if path is None else reason
         (path, chunks, span), model = least.candidate, str(Device(costs.name, device.stream_waits))
     elif path is None:
         path, reason = _by_thresholds(problem, traits)
@@ -226,26 +218,6 @@ def _predictions(
                 break
             last = found[-1].total
     return tuple(found)
-
-
-def _least(predictions: Sequence[Prediction]) -> Prediction:
-    """Return the quickest candidate; see `REQUIRED_RATIO` and `NEARLY`."""
-    least = min(predictions, key=_handicapped)
-    near = [each for each in predictions if each.path != "sequential" and each.total <= NEARLY * least.total]
-    return least if least.path == "sequential" else min(near, key=lambda each: each.host)
-
-
-def _handicapped(each: Prediction) -> float:
-    """Return the predicted time, to which paths other than ``sequential`` add a handicap; see `REQUIRED_RATIO`."""
-    return (
-        each.total if each.path == "sequential" else max(each.total / REQUIRED_RATIO, each.total + REQUIRED_SAVING_MS)
-    )
-
-
-def _compared(best: Prediction, predictions: Sequence[Prediction]) -> str:
-    """Return why the best candidate was chosen, in words."""
-    other = min((each for each in predictions if each.path != best.path), key=lambda each: each.total)
-    return f"predicted {best.total:.3f} ms, and {other.total:.3f} ms for {other.candidate.name}"
 
 
 def _require_summable(problem: Problem, traits: Traits) -> None:

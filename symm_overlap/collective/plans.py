@@ -84,15 +84,9 @@ def reduction_plan(
     return planner(rank, world, in_place=in_place, **how, **arguments)
 
 
-def planned(problem: Problem, choice: Choice, rank: int | None = None) -> Plan:
-    """Return a rank's plan for a call in chunks that needs nothing except its result.
-
-    By default it is the plan of a rank with the most matmuls. The ranks' plans are the same except where a matmul would
-    span the parts of the last rank and of rank 0. One rank has such a place in the middle of its longest span.
-    """
+def planned(problem: Problem, choice: Choice, rank: int = 0) -> Plan:
+    """Return a rank's plan for a call in chunks that needs nothing except its result."""
     op_kind = problem.op_kind
-    if rank is None:
-        rank = choice.span // 2 if op_kind.gathers or choice.span == 1 else problem.world - 1 - choice.span // 2
     if choice.path == "fused":
         streams = {"stream": choice.compute[0], "copy": choice.copy, "copies": choice.copies}
         return _FUSED[op_kind.gathers, op_kind.replicates](rank, problem.world, chunks=choice.chunks, **streams)

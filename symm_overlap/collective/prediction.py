@@ -42,7 +42,11 @@ def predict(problem: Problem, costs: DeviceCosts, choice: Choice, *, in_order: b
         reads_peers = choice.exchange == "planned" and not problem.op_kind.gathers
         moves = _in_kernels(problem, costs, choice) if reads_peers else _by_library(problem, costs, in_order)
         return _sequential(problem, costs, *moves)
-    return predict_plan(problem, costs, planned(problem, choice), choice.candidate)
+    # All ranks have the same plan, except that each cuts matmuls of several parts at another place. Then the slowest
+    # rank counts.
+    ranks = range(problem.world) if choice.span > 1 else (0,)
+    of_ranks = [predict_plan(problem, costs, planned(problem, choice, rank), choice.candidate) for rank in ranks]
+    return max(of_ranks, key=lambda each: each.total)
 
 
 def predict_plain(problem: Problem, costs: DeviceCosts) -> Prediction:
@@ -63,8 +67,8 @@ def copy_streams(problem: Problem, costs: DeviceCosts | None) -> int:
     if costs is None:
         return 1
     each = StepCosts(problem, costs, 1)
-    # On one stream, there are a wait and perhaps a signal between copies, and the stream turns from each to the next.
-    link = (problem.world - 1) * (each.peer_copy + costs.wait + costs.signal + 3 * costs.turn)
+    # On one stream, there are a wait and perhaps a signal between copies, so the stream turns twice.
+    link = (problem.world - 1) * (each.peer_copy + costs.wait + costs.signal + 2 * costs.turn)
     return 2 if link > problem.world * each.matmul else 1
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..settings import PATHS
 from .candidates import Candidate
 from .problem import Problem
 
@@ -21,14 +20,14 @@ class Tuned:
 
     times: tuple[tuple[Candidate, float], ...]
 
-    def best(self, paths: Collection[str] = PATHS) -> Candidate | None:
+    def best(self, allowed: Callable[[Candidate], bool] = lambda candidate: True) -> Candidate | None:
         """Return the quickest candidate, the first one if several are equal; None if there is none.
 
         Args:
-            paths: the paths on which the call can run. Calls of one kind may differ in this.
+            allowed: whether the call can be carried out so. Calls of one kind may differ in this.
         """
-        possible = [each for each in self.times if each[0].path in paths]
-        return min(possible, key=lambda each: each[1])[0] if possible else None
+        times = [each for each in self.times if allowed(each[0])]
+        return min(times, key=lambda each: each[1])[0] if times else None
 
     def __str__(self) -> str:
         measured = "; ".join(f"{candidate.name} {time:.3f} ms" for candidate, time in self.times)

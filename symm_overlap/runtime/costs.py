@@ -68,8 +68,8 @@ class DeviceCosts:
             stream_wait: the same for a wait by a memory operation; flag: the time until a value written to memory is
             seen by a peer, or by another kernel.
         event: the time until a stream goes on after an event of another stream.
-        turn: the additional time of each copy after a wait, and of each wait after a copy, on a stream that runs no
-            kernels except signals and waits: the copy engine takes turns with what carries out the waits.
+        turn: the additional time of each change between copies and waits on a stream that runs no kernels except
+            signals and waits, and of its first step: the copy engine takes turns with what carries out the waits.
         host: the time in which the host issues one operation; host_matmul: the same for a matmul, which goes through
             torch.
         library: bytes a second that a rank receives by kernels, such as those of the vendor's collectives;

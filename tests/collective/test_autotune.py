@@ -223,6 +223,7 @@ def test_what_is_no_shape_is_refused(shape: tuple[object, ...], message: str) ->
 
 
 CALL = '{"format": "symm_overlap autotune 1", "calls": {"a": [{"path": "%s", "chunks": %s, "ms": %s}]}}'
+SPAN = '{"format": "symm_overlap autotune 2", "calls": {"a": [{"path": "c10d", "chunks": %s, "span": %s, "ms": 1}]}}'
 
 
 @pytest.mark.parametrize(
@@ -236,10 +237,11 @@ CALL = '{"format": "symm_overlap autotune 1", "calls": {"a": [{"path": "%s", "ch
         CALL % ("x", 1, 1),
         CALL % ("c10d", 0, 1),
         '{"format": "symm_overlap autotune 1", "calls": 3}',
+        *(SPAN % values for values in ((1, 0), (1, -2), (1, 1.5), (1, "null"), (4, 2))),
         "[" * 10**5,
         *(CALL % ("c10d", chunks, ms) for chunks, ms in ((1, "NaN"), (1, -5), (2.9, 1), ("Infinity", 1))),
     ],
-    ids=range(13),
+    ids=range(18),
 )
 def test_a_file_that_is_no_table_is_refused_and_stays(text: str, tmp_path: Path) -> None:
     """A file that is not a valid table raises an error and is not changed."""

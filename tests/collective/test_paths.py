@@ -250,11 +250,11 @@ def test_a_choice_prints_its_path_its_shape_and_its_reason() -> None:
     )
     assert str(large(world=1)) == "single: world size 1: there is no peer to communicate with"
     first, header, *candidates, fused = str(large()).splitlines()
-    assert first.startswith("pipelined (span 3, streams: compute0, compute1, copy): predicted ")
+    assert first.startswith("pipelined (span 2, streams: compute0, compute1, copy): predicted ")
     assert header.split() == ["predicted", "in", "ms", "for", "H100", "total", "matmul", "moves", "meets", "host"]
     names = [line[:32].strip() for line in candidates]
     assert names[:2] == ["sequential", "pipelined, 1 chunk"]
-    assert "pipelined, span 3" in names
+    assert "pipelined, span 2" in names
     assert {name.partition(",")[0] for name in names} == {"sequential", "pipelined", "fused"}
     assert fused.strip().startswith("fused is used only if it is forced")
     assert all(float(number) >= 0 for line in candidates for number in line[32:].split())

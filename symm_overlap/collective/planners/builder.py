@@ -62,7 +62,9 @@ class CollectiveBuilder(Builder):
         if chunks < 1:
             raise ValueError(f"chunks is {chunks}: a rank's part must be cut into at least 1 chunk")
         if span < 1 or (span > 1 and chunks > 1):
-            raise ValueError(f"span is {span}: a matmul covers at least 1 part, and 1 if parts are cut into chunks")
+            raise ValueError(
+                f"span is {span} and chunks is {chunks}: a matmul covers at least 1 part, and 1 if parts are cut"
+            )
         if len(compute) not in (1, 2) or len(set(compute)) != len(compute):
             raise ValueError(f"compute is {compute}: name one compute stream, or two different ones")
         if copy in compute[1:]:

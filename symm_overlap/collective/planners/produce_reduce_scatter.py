@@ -60,6 +60,8 @@ def produce_reduce_scatter(
     Raises:
         ValueError: an argument is out of range.
     """
+    if keep and span > 1:
+        raise ValueError(f"span is {span}: with keep, a matmul covers 1 part")
     plan = reducing("produce_reduce_scatter", rank, world, chunks, compute, copy, copies, span)
     reduction = Reduction(plan, in_place, streams=compute, keep=keep, own=own)
     reduction.produce_all(sleep)

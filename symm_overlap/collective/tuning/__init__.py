@@ -41,7 +41,7 @@ def autotune(
     again: bool = False,
     file: str | os.PathLike[str] | None = None,
 ) -> list[Tuned]:
-    """Measure which path and how many chunks are quickest for these calls, for later calls of the group.
+    """Measure which path, with how many chunks or which span, is quickest for these calls. Later calls use it.
 
     Collective: all ranks of the group call it with the same arguments, and make no other call in the group meanwhile.
     Every candidate is called in turn. The time of a candidate is the median of each rank's samples, and then the time

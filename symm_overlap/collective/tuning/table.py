@@ -28,7 +28,8 @@ from ..candidates import Candidate
 from ..tuned import Tuned
 
 VARIABLE = "SYMM_OVERLAP_AUTOTUNE"
-_FORMAT = "symm_overlap autotune 1"
+_FORMAT = "symm_overlap autotune 2"
+_READ = "symm_overlap autotune 1", _FORMAT  # the first one has no spans
 _PATIENCE = 2.0  # seconds for others to write
 
 Table = dict[str, Tuned]
@@ -81,7 +82,7 @@ def read(file: Path) -> Table:
         raise _bad(file, error) from None
     try:
         found = json.loads(text)
-        if found["format"] != _FORMAT:
+        if found["format"] not in _READ:
             raise ValueError(f"its format is {found['format']!r}, not {_FORMAT!r}")
         return {str(key): decoded(entry) for key, entry in found["calls"].items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -147,8 +148,8 @@ def decoded(entry: Any) -> Tuned:
         for one in entry
     )
     paths = {candidate.path for candidate, _ in times}
-    # False for NaN too.
-    good = all(min(candidate.chunks, candidate.span) >= 1 and 0 < ms < math.inf for candidate, ms in times)
+    whole = all(min(each.chunks, each.span) == 1 for each, _ in times)  # parts are cut or joined, not both
+    good = whole and all(0 < ms < math.inf for _, ms in times)  # False for NaN too
     if not times or not paths <= set(PATHS) or not good:
         raise ValueError(f"{entry} is not a list of measured candidates")
     return Tuned(times)

@@ -139,6 +139,11 @@ def test_arguments_out_of_range_are_named(planner: Planner, arguments: dict[str,
         planner(0, 4, **arguments)
 
 
+def test_products_that_are_kept_have_no_spans() -> None:
+    with pytest.raises(ValueError, match="span is 2: with keep"):
+        produce_reduce_scatter(0, 4, span=2, keep=True)
+
+
 @pytest.mark.parametrize("arguments", [{"accumulate": True}, {"ring": 2}], ids=str)
 def test_parts_that_are_added_up_or_overwritten_have_no_spans(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="span is 2: with accumulate or ring"):
