@@ -26,6 +26,7 @@ ACTIVATIONS = 4096
 numbers of rows, but all must choose alike. The number is an estimate."""
 
 _MILLI = 1e3
+_MOST_RANKS = 16  # whose times are predicted for one call
 _PAUSE = 1e-7  # a hundred cycles or so
 
 
@@ -43,8 +44,8 @@ def predict(problem: Problem, costs: DeviceCosts, choice: Choice, *, in_order: b
         moves = _in_kernels(problem, costs, choice) if reads_peers else _by_library(problem, costs, in_order)
         return _sequential(problem, costs, *moves)
     # All ranks have the same plan, except that each cuts matmuls of several parts at another place. Then the slowest
-    # rank counts.
-    ranks = range(problem.world) if choice.span > 1 else (0,)
+    # rank counts. Of many ranks only some are predicted, because the first call of every shape waits for this.
+    ranks = range(0, problem.world, -(-problem.world // _MOST_RANKS)) if choice.span > 1 else (0,)
     of_ranks = [predict_plan(problem, costs, planned(problem, choice, rank), choice.candidate) for rank in ranks]
     return max(of_ranks, key=lambda each: each.total)
 
