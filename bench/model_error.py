@@ -35,7 +35,7 @@ from bench.published_times import published_lines, range_lines, source_lines
 from symm_overlap.collective.candidates import Candidate
 from symm_overlap.collective.chooser import choose
 from symm_overlap.collective.plans import planned
-from symm_overlap.collective.prediction import predict_plain, predict_plan
+from symm_overlap.collective.prediction import predict, predict_plain, predict_plan
 from symm_overlap.collective.problem import Problem, problem
 from symm_overlap.runtime import TRAITS, Device, DeviceCosts, costs_of
 from symm_overlap.settings import Settings
@@ -203,7 +203,9 @@ def _predicted(described: Problem, costs: Mapping[bool, DeviceCosts], row: Row, 
     forced = Settings(path=path, chunks=row.get("chunks"), span=row.get("span"))
     choice = choose(described, forced, direct=True, device=device)
     choice = replace(choice, copies=row.get("copy_streams", choice.copies))
-    return predict_plan(described, mine, planned(described, choice), choice.candidate).total
+    if not row.get("emulated"):
+        return predict(described, mine, choice).total
+    return predict_plan(described, mine, planned(described, choice), choice.candidate).total  # only rank 0 is real
 
 
 def _loss(described: Problem, device: Device, case: Mapping[str, Row]) -> tuple[str, float | None]:

@@ -83,6 +83,20 @@ def test_a_row_names_the_plan_that_it_measured() -> None:
         assert cut.ratios["fused"] == whole.ratios["fused"]
 
 
+def test_of_real_ranks_with_a_span_the_slowest_counts() -> None:
+    """Only rank 0 of an emulated run is real. It cuts none of its matmuls, and others may be slower."""
+    rows = result("h200_llama")
+    for row in rows["rows"]:
+        if row["method"] == "ours_memory_waits":
+            row |= {"method": "ours_span", "chunks": 1, "span": 4}
+    emulated = [each.ratios["span 4"] for each in model_error.compared(rows)]
+    for row in rows["rows"]:
+        del row["emulated"]
+    real = [each.ratios["span 4"] for each in model_error.compared(rows)]
+    assert all(one <= other for one, other in zip(emulated, real, strict=True))
+    assert max(other / one for one, other in zip(emulated, real, strict=True)) > 1.01
+
+
 def test_real_ranks_have_their_own_link_and_a_plain_collective() -> None:
     rows = result("h200_llama")
     del rows["link"]

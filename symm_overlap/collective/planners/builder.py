@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from ...plan import Builder, Life, Region
 from .kinds import PULL
 
+_Key = TypeVar("_Key")
 
-def by_channel(channels: Mapping[int, int]) -> list[tuple[int, list[int]]]:
-    """Group peers by channel: ``{peer: channel}`` becomes a list of (channel, its peers), one entry for each step."""
-    groups: dict[int, list[int]] = {}
-    for peer, channel in channels.items():
-        groups.setdefault(channel, []).append(peer)
+
+def grouped(keys: Mapping[int, _Key]) -> list[tuple[_Key, list[int]]]:
+    """Group peers by channel or by stream: ``{peer: key}`` becomes a list of (key, its peers), one for each step."""
+    groups: dict[_Key, list[int]] = {}
+    for peer, key in keys.items():
+        groups.setdefault(key, []).append(peer)
     return list(groups.items())
 
 
@@ -116,10 +118,7 @@ class CollectiveBuilder(Builder):
 
     def by_copy_stream(self, owners: Iterable[int]) -> list[tuple[str, list[int]]]:
         """Group ranks by the copy stream for their chunks."""
-        groups: dict[str, list[int]] = {}
-        for owner in owners:
-            groups.setdefault(self.copy_for(owner), []).append(owner)
-        return list(groups.items())
+        return grouped({owner: self.copy_for(owner) for owner in owners})
 
     def copy_for(self, owner: int) -> str:
         """Return the copy stream for all chunks of a rank. Ranks take turns in the order in which they first appear.

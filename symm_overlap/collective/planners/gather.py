@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...plan import Life, Region
-from .builder import CollectiveBuilder, by_channel
+from .builder import CollectiveBuilder, grouped
 from .kinds import ANNOUNCE, CONSUME, PUBLISH
 
 _DONE = 2  # the channel of signals that a symmetric input has been read; channels 0 and 1 signal that it is ready
@@ -49,6 +49,7 @@ class Gather:
         self.signals = plan.chunks if not symmetric else min(plan.chunks, len(streams)) if in_place else 1
         self.signals_sent: list[list[int]] = []  # for each piece that has signals, their steps
         self.pulls: dict[tuple[int, int], int] = {}
+        self._together = {chunk: span for span in plan.spans() for chunk in span}
         self._awaited: set[tuple[int, int]] = set()
         self.consumed: list[int] = []
 
@@ -78,7 +79,7 @@ class Gather:
                 plan.add(PUBLISH, stream, reads=[source], writes=[target], chunk=chunk)
             if piece < self.signals:
                 signals: list[int] = []
-                for channel, peers in by_channel({peer: self.channel(peer, *chunk) for peer in reversed(plan.peers)}):
+                for channel, peers in grouped({peer: self.channel(peer, *chunk) for peer in reversed(plan.peers)}):
                     signals += plan.signal(stream, peers, channel, chunk=chunk, label="[ready]")
                 self.signals_sent.append(signals)
 
@@ -90,7 +91,7 @@ class Gather:
         where nothing is read in place, so the dependency is left out if ``in_place``.
         """
         plan = self.plan
-        for channel, group in by_channel({owner: self.channel(plan.rank, owner, piece) for owner in owners}):
+        for channel, group in grouped({owner: self.channel(plan.rank, owner, piece) for owner in owners}):
             if piece < self.signals:
                 chunk = (group[0] if len(group) == 1 else plan.rank, piece)
                 signals = [] if self.in_place else self.signals_sent[piece]
@@ -123,7 +124,7 @@ class Gather:
 
         So copies follow each other without waits between them, during which the link would be idle.
         """
-        together = next(span for span in self.plan.spans() if (owner, piece) in span)
+        together = self._together[owner, piece]
         for stream, owners in self.plan.by_copy_stream(each for each, _ in together):
             self.await_ready(stream, owners, piece)
         self._awaited.update(together)

@@ -36,7 +36,7 @@ def produce_all_reduce(
     Buffers, in chunks: as in `produce_reduce_scatter`, but "output" ``world * chunks``. In the end this rank's part of
     "workspace" holds its sum.
     """
-    plan = reducing("produce_all_reduce", rank, world, chunks, compute, copy, copies, span)
+    plan = reducing("produce_all_reduce", rank, world, chunks, compute, copy, copies=copies, span=span)
     reduction = Reduction(plan, in_place, streams=compute)
     reduction.produce_all(sleep)
     for piece in plan.pieces:

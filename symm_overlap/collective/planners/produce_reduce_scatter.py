@@ -62,7 +62,7 @@ def produce_reduce_scatter(
     """
     if keep and span > 1:
         raise ValueError(f"span is {span}: with keep, a matmul covers 1 part")
-    plan = reducing("produce_reduce_scatter", rank, world, chunks, compute, copy, copies, span)
+    plan = reducing("produce_reduce_scatter", rank, world, chunks, compute, copy, copies=copies, span=span)
     reduction = Reduction(plan, in_place, streams=compute, keep=keep, own=own)
     reduction.produce_all(sleep)
     for piece in plan.pieces:

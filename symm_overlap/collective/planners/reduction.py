@@ -5,21 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...plan import Life, Region
-from .builder import CollectiveBuilder, by_channel
+from .builder import CollectiveBuilder, grouped
 from .kinds import PRODUCE, REDUCE
 
 _REDUCED = 2  # the first channel of signals that a sum is ready; channels 0 and 1 signal that a partial sum is
 
 
 def reducing(
-    op: str,
-    rank: int,
-    world: int,
-    chunks: int,
-    compute: tuple[str, ...],
-    copy: str,
-    copies: int = 1,
-    span: int = 1,
+    op: str, rank: int, world: int, chunks: int, compute: tuple[str, ...], copy: str, **how: int
 ) -> CollectiveBuilder:
     """Return the builder of a plan that reduces, with its buffers. The arguments are those of `CollectiveBuilder`."""
     buffers = {
@@ -30,9 +23,7 @@ def reducing(
         "output": Life.OUTPUT,
     }
     inputs = world * chunks
-    return CollectiveBuilder(
-        op, rank, world, chunks, compute, copy, buffers=buffers, inputs=inputs, copies=copies, span=span
-    )
+    return CollectiveBuilder(op, rank, world, chunks, compute, copy, buffers=buffers, inputs=inputs, **how)
 
 
 class Reduction:
@@ -124,9 +115,7 @@ class Reduction:
     def await_partials(self, stream: str, producers: list[int], piece: int, signals: Sequence[int] = ()) -> None:
         """Wait for the chunks of ``producers`` for this rank, with one step a channel, after the steps ``signals``."""
         plan = self.plan
-        for channel, group in by_channel(
-            {producer: self.channel(producer, plan.rank, piece) for producer in producers}
-        ):
+        for channel, group in grouped({producer: self.channel(producer, plan.rank, piece) for producer in producers}):
             chunk = (group[0] if len(group) == 1 else plan.rank, piece)
             plan.wait(stream, group, channel, after=signals, chunk=chunk, label="[partial]")
 
