@@ -74,10 +74,10 @@ void round_to(Out* out, const Acc* acc, int64_t n, Acc divisor) {
   }
 }
 
-template <typename T, typename Load, typename Acc>
+template <typename Out, typename Load, typename Acc>
 void reduce_as(const std::vector<at::Tensor>& partials, const at::Tensor& out, bool average) {
   const Acc divisor = average ? static_cast<Acc>(partials.size()) : Acc{1};
-  T* result = out.data_ptr<T>();
+  Out* result = out.data_ptr<Out>();
   at::parallel_for(0, out.numel(), 16 * kBlock, [&](int64_t begin, int64_t end) {
     Acc acc[kBlock];
     for (int64_t at = begin; at < end; at += kBlock) {
@@ -90,29 +90,41 @@ void reduce_as(const std::vector<at::Tensor>& partials, const at::Tensor& out, b
   });
 }
 
+// Half precision is rounded to itself, or stays in the float32 in which it was added.
+template <typename Half, typename Load>
+void reduce_half(const std::vector<at::Tensor>& partials, const at::Tensor& out, bool average) {
+  if (out.scalar_type() == at::kFloat) {
+    reduce_as<float, Load, float>(partials, out, average);
+  } else {
+    reduce_as<Half, Load, float>(partials, out, average);
+  }
+}
+
 }  // namespace
 
 void reduce(const std::vector<at::Tensor>& partials, const at::Tensor& out, bool average) {
   TORCH_CHECK_VALUE(!partials.empty() && out.is_contiguous(),
                     "symm_overlap: reduce needs partials and a contiguous output");
+  const at::ScalarType dtype = partials[0].scalar_type();
+  const bool widens = (dtype == at::kBFloat16 || dtype == at::kHalf) && out.scalar_type() == at::kFloat;
   for (const at::Tensor& partial : partials) {
-    TORCH_CHECK_VALUE(
-        partial.is_contiguous() && partial.scalar_type() == out.scalar_type() && partial.numel() == out.numel(),
-        "symm_overlap: reduce: a partial of shape ", partial.sizes(), " and dtype ", partial.scalar_type(),
-        " does not match the output of shape ", out.sizes(), " and dtype ", out.scalar_type());
+    TORCH_CHECK_VALUE(partial.is_contiguous() && partial.scalar_type() == dtype && partial.numel() == out.numel() &&
+                          (widens || dtype == out.scalar_type()),
+                      "symm_overlap: reduce: a partial of shape ", partial.sizes(), " and dtype ",
+                      partial.scalar_type(), " does not match the output of shape ", out.sizes(), " and dtype ",
+                      out.scalar_type());
   }
-  switch (out.scalar_type()) {
+  switch (dtype) {
     case at::kFloat:
       return reduce_as<float, float, float>(partials, out, average);
     case at::kDouble:
       return reduce_as<double, double, double>(partials, out, average);
     case at::kBFloat16:
-      return reduce_as<at::BFloat16, BFloat16Bits, float>(partials, out, average);
+      return reduce_half<at::BFloat16, BFloat16Bits>(partials, out, average);
     case at::kHalf:
-      return reduce_as<at::Half, at::Half, float>(partials, out, average);
+      return reduce_half<at::Half, at::Half>(partials, out, average);
     default:
-      TORCH_CHECK_TYPE(false, "symm_overlap: reduce takes float32, float64, bfloat16 or float16, not ",
-                       out.scalar_type());
+      TORCH_CHECK_TYPE(false, "symm_overlap: reduce takes float32, float64, bfloat16 or float16, not ", dtype);
   }
 }
 

@@ -119,6 +119,10 @@ cudaError_t launch_pace(uint64_t* link, int64_t ns, cudaStream_t stream);
 cudaError_t launch_stamp(int64_t* time, cudaStream_t stream);
 
 enum class Dtype { kFloat32, kFloat64, kBFloat16, kFloat16 };
+struct Dtypes {
+  Dtype partials;
+  Dtype out;  // the same, or kFloat32 for sums of kBFloat16 or kFloat16
+};
 constexpr int kMaxPartials = 256;  // passed as a kernel argument, limited to 4 KiB
 struct Partials {
   const void* items[kMaxPartials];
@@ -126,8 +130,9 @@ struct Partials {
 };
 
 // out[i] = partials[0][i] + partials[1][i] + ... in that order, in float32 (float64 for kFloat64), divided by the count
-// if `average`, and rounded once. If `copy` is not null, it gets the same values. All arrays have `n` elements.
-cudaError_t launch_reduce(const Partials& partials, Dtype dtype, bool average, void* out, void* copy, int64_t n,
+// if `average`, and rounded once, to the dtype of `out`. If `copy` is not null, it gets the same values. All arrays
+// have `n` elements.
+cudaError_t launch_reduce(const Partials& partials, Dtypes dtypes, bool average, void* out, void* copy, int64_t n,
                           cudaStream_t stream);
 
 // In one launch: a signal to every other rank and a wait for each of them, on one channel, and then the sum of
@@ -135,7 +140,7 @@ cudaError_t launch_reduce(const Partials& partials, Dtype dtype, bool average, v
 // follows. If it is -1, the call ends as in `launch_poison`: `out` is filled if the lane has failed, and `end` is
 // written.
 cudaError_t launch_meet_and_sum(const Lane& lane, const Call& call, int channel, int done_channel,
-                                const Partials& partials, Dtype dtype, bool average, void* out, void* copy, int64_t n,
+                                const Partials& partials, Dtypes dtypes, bool average, void* out, void* copy, int64_t n,
                                 uint32_t end, cudaStream_t stream);
 
 // In one launch: a wait for every other rank, a copy of each rank's data at its address in `from` to its part of `out`,

@@ -241,9 +241,9 @@ void LaneHost::meet_and_sum(int channel, const std::vector<at::Tensor>& partials
   const Sum sum = checked_sum(partials, out, copy);
   const uint32_t end = done_channel ? 0 : next_end();
   c10::cuda::CUDAGuard guard(device_);
-  C10_CUDA_CHECK(launch_meet_and_sum(lane_, call_, channel, done_channel.value_or(-1), sum.partials, sum.dtype, average,
-                                     out.data_ptr(), copy.defined() ? copy.data_ptr() : nullptr, out.numel(), end,
-                                     c10::cuda::getCurrentCUDAStream()));
+  C10_CUDA_CHECK(launch_meet_and_sum(lane_, call_, channel, done_channel.value_or(-1), sum.partials, sum.dtypes,
+                                     average, out.data_ptr(), copy.defined() ? copy.data_ptr() : nullptr, out.numel(),
+                                     end, c10::cuda::getCurrentCUDAStream()));
   if (done_channel) return;
   ended_.emplace(out);
   if (end != 0) host_->launched(call_, end);

@@ -6,7 +6,6 @@
 // whichever it is, signals the peers. A fixed block could not do this: it might start only after blocks that already
 // wait for the peers. Each block waits for the signals of the peers itself. The last block to finish counts the epochs,
 // because all blocks have to read the old counts. It then signals the peers or ends the call.
-#include <type_traits>
 
 #include "cuda/end_of_call.cuh"
 #include "cuda/kernels.h"
@@ -71,17 +70,17 @@ __device__ inline void count_all(const Lane& lane, int channel) {
   if (threadIdx.x == 0) lane.control[lane.block.ticket(kBegun)] = lane.control[lane.block.ticket(kEnded)] = 0;
 }
 
-template <typename T, int kWidth>
+template <typename T, typename Out, int kWidth>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     meet_and_sum_kernel(Lane lane, Call call, int channel, int done_channel, const __grid_constant__ Partials partials,
-                        bool average, T* out, T* copy, int64_t n, uint32_t end) {
+                        bool average, Out* out, Out* copy, int64_t n, uint32_t end) {
   if (first_block(lane)) tell_all(lane, call, channel);
   await_all(lane, call, channel);
-  reduce_all<T, kWidth>(partials, average, out, copy, n);
+  reduce_all<T, Out, kWidth>(partials, average, out, copy, n);
   if (!last_block(lane)) return;
   count_all(lane, channel);
   if (done_channel >= 0) return tell_all(lane, call, done_channel);
-  const Extent written{out, n * sizeof(T)};
+  const Extent written{out, n * sizeof(Out)};
   end_call(lane, call, &written, 1, end);
 }
 
@@ -138,13 +137,13 @@ unsigned blocks_for(int64_t items, int64_t most) {
   return static_cast<unsigned>(blocks < 1 ? 1 : blocks);
 }
 
-template <typename T>
+template <typename T, typename Out>
 cudaError_t launch_sum(const Lane& lane, const Call& call, int channel, int done_channel, const Partials& partials,
-                       bool average, T* out, T* copy, int64_t n, uint32_t end, cudaStream_t stream) {
+                       bool average, Out* out, Out* copy, int64_t n, uint32_t end, cudaStream_t stream) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
   const bool vectorised = all_aligned(partials, out, copy);
   const unsigned blocks = blocks_for(vectorised ? (n + kWidth - 1) / kWidth : n, kMostBlocks);
-  const auto kernel = vectorised ? meet_and_sum_kernel<T, kWidth> : meet_and_sum_kernel<T, 1>;
+  const auto kernel = vectorised ? meet_and_sum_kernel<T, Out, kWidth> : meet_and_sum_kernel<T, Out, 1>;
   kernel<<<blocks, kThreads, 0, stream>>>(lane, call, channel, done_channel, partials, average, out, copy, n, end);
   return cudaGetLastError();
 }
@@ -152,22 +151,24 @@ cudaError_t launch_sum(const Lane& lane, const Call& call, int channel, int done
 }  // namespace
 
 cudaError_t load_meeting_kernels() {
-  const cudaError_t error = with_every_dtype([](auto* typed) {
-    using T = std::remove_pointer_t<decltype(typed)>;
-    return load_kernels({reinterpret_cast<const void*>(meet_and_sum_kernel<T, kVectorBytes / sizeof(T)>),
-                         reinterpret_cast<const void*>(meet_and_sum_kernel<T, 1>)});
+  const cudaError_t error = with_all_dtypes([](auto types) {
+    using T = typename decltype(types)::Partial;
+    using Out = typename decltype(types)::Output;
+    return load_kernels({reinterpret_cast<const void*>(meet_and_sum_kernel<T, Out, kVectorBytes / sizeof(T)>),
+                         reinterpret_cast<const void*>(meet_and_sum_kernel<T, Out, 1>)});
   });
   if (error != cudaSuccess) return error;
   return load_kernels({reinterpret_cast<const void*>(await_and_gather_kernel)});
 }
 
 cudaError_t launch_meet_and_sum(const Lane& lane, const Call& call, int channel, int done_channel,
-                                const Partials& partials, Dtype dtype, bool average, void* out, void* copy, int64_t n,
+                                const Partials& partials, Dtypes dtypes, bool average, void* out, void* copy, int64_t n,
                                 uint32_t end, cudaStream_t stream) {
-  return with_dtype(dtype, [&](auto* typed) {
-    using T = std::remove_pointer_t<decltype(typed)>;
-    return launch_sum(lane, call, channel, done_channel, partials, average, static_cast<T*>(out), static_cast<T*>(copy),
-                      n, end, stream);
+  return with_dtypes(dtypes, [&](auto types) {
+    using T = typename decltype(types)::Partial;
+    using Out = typename decltype(types)::Output;
+    return launch_sum<T>(lane, call, channel, done_channel, partials, average, static_cast<Out*>(out),
+                         static_cast<Out*>(copy), n, end, stream);
   });
 }
 

@@ -30,12 +30,16 @@ Dtype dtype_of(const at::Tensor& tensor) {
   }
 }
 
-void check_like(const at::Tensor& tensor, const at::Tensor& out, const char* what) {
-  TORCH_CHECK_VALUE(tensor.scalar_type() == out.scalar_type() && tensor.numel() == out.numel(),
-                    "reduce_partials: ", what, " must be like out, which is ", out.scalar_type(), " of ", out.numel(),
-                    " elements; got ", tensor.scalar_type(), " of ", tensor.numel());
+void check_size(const at::Tensor& tensor, const at::Tensor& out, const char* what) {
+  TORCH_CHECK_VALUE(tensor.numel() == out.numel(), "reduce_partials: ", what, " must have the ", out.numel(),
+                    " elements of out; got ", tensor.numel());
   TORCH_CHECK_VALUE(tensor.is_contiguous(), "reduce_partials: ", what, " must be contiguous; got strides ",
                     tensor.strides(), " for sizes ", tensor.sizes());
+}
+
+void check_dtype(const at::Tensor& tensor, at::ScalarType dtype, const char* what) {
+  TORCH_CHECK_VALUE(tensor.scalar_type() == dtype, "reduce_partials: ", what, " must be ", dtype, "; got ",
+                    tensor.scalar_type());
 }
 
 void check_device(const at::Tensor& tensor, const at::Tensor& out, const char* what) {
@@ -51,14 +55,18 @@ void reduce_partials_meta(at::TensorList, bool, const at::Tensor&, const std::op
 Sum checked_sum(at::TensorList partials, const at::Tensor& out, const at::Tensor& copy) {
   TORCH_CHECK_VALUE(!partials.empty() && partials.size() <= kMaxPartials, "reduce_partials takes 1 to ", kMaxPartials,
                     " partials; got ", partials.size());
-  Sum sum{dtype_of(out), {}};
+  Sum sum{{dtype_of(partials[0]), dtype_of(out)}, {}};
   for (const at::Tensor& partial : partials) {
-    check_like(partial, out, "a partial");
+    check_dtype(partial, partials[0].scalar_type(), "a partial");
+    check_size(partial, out, "a partial");
     sum.partials.items[sum.partials.count++] = partial.const_data_ptr();
   }
-  check_like(out, out, "out");
+  const bool half = sum.dtypes.partials == Dtype::kBFloat16 || sum.dtypes.partials == Dtype::kFloat16;
+  if (!half || sum.dtypes.out != Dtype::kFloat32) check_dtype(out, partials[0].scalar_type(), "out");
+  check_size(out, out, "out");
   if (copy.defined()) {
-    check_like(copy, out, "copy");
+    check_dtype(copy, out.scalar_type(), "copy");
+    check_size(copy, out, "copy");
     check_device(copy, out, "copy");
   }
   return sum;
@@ -69,7 +77,7 @@ void reduce_partials(at::TensorList partials, bool average, const at::Tensor& ou
   const Sum sum = checked_sum(partials, out, copy.value_or(at::Tensor()));
   for (const at::Tensor& partial : partials) check_device(partial, out, "a partial");
   c10::cuda::CUDAGuard guard(out.device());
-  C10_CUDA_CHECK(launch_reduce(sum.partials, sum.dtype, average, out.data_ptr(), copy ? copy->data_ptr() : nullptr,
+  C10_CUDA_CHECK(launch_reduce(sum.partials, sum.dtypes, average, out.data_ptr(), copy ? copy->data_ptr() : nullptr,
                                out.numel(), c10::cuda::getCurrentCUDAStream()));
 }
 

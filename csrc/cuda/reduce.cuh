@@ -38,8 +38,9 @@ __device__ inline void narrow(float x, __half& out) {
   out = __float2half_rn(x);
 }
 
+// Eight float32 values are stored as two vectors, as memory is only known to be aligned for one.
 template <typename T, int kWidth>
-struct alignas(sizeof(T) * kWidth) Vector {
+struct alignas(sizeof(T) * kWidth < kVectorBytes ? sizeof(T) * kWidth : kVectorBytes) Vector {
   T values[kWidth];
 };
 
@@ -57,8 +58,8 @@ __device__ inline void add_ranks(const Partials& partials, int first, int64_t i,
   }
 }
 
-template <typename T, int kWidth>
-__device__ inline void reduce_one(const Partials& partials, bool average, T* out, T* copy, int64_t i) {
+template <typename T, typename Out, int kWidth>
+__device__ inline void reduce_one(const Partials& partials, bool average, Out* out, Out* copy, int64_t i) {
   using Sum = decltype(widen(T()));
   Sum sum[kWidth];
 #pragma unroll
@@ -73,21 +74,21 @@ __device__ inline void reduce_one(const Partials& partials, bool average, T* out
   }
   if (rank < partials.count) add_ranks<1, T>(partials, rank, i, sum);
 
-  Vector<T, kWidth> result;
+  Vector<Out, kWidth> result;
 #pragma unroll
   for (int v = 0; v < kWidth; ++v) narrow(average ? sum[v] / partials.count : sum[v], result.values[v]);
-  reinterpret_cast<Vector<T, kWidth>*>(out)[i] = result;
-  if (copy != nullptr) reinterpret_cast<Vector<T, kWidth>*>(copy)[i] = result;
+  reinterpret_cast<Vector<Out, kWidth>*>(out)[i] = result;
+  if (copy != nullptr) reinterpret_cast<Vector<Out, kWidth>*>(copy)[i] = result;
 }
 
 // Sums all elements, with all threads of the grid: kWidth elements at a time, and the last few one by one.
-template <typename T, int kWidth>
-__device__ inline void reduce_all(const Partials& partials, bool average, T* out, T* copy, int64_t n) {
+template <typename T, typename Out, int kWidth>
+__device__ inline void reduce_all(const Partials& partials, bool average, Out* out, Out* copy, int64_t n) {
   const int64_t first = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
   const int64_t stride = gridDim.x * static_cast<int64_t>(blockDim.x);
   const int64_t vectors = n / kWidth;
-  for (int64_t i = first; i < vectors; i += stride) reduce_one<T, kWidth>(partials, average, out, copy, i);
-  for (int64_t i = vectors * kWidth + first; i < n; i += stride) reduce_one<T, 1>(partials, average, out, copy, i);
+  for (int64_t i = first; i < vectors; i += stride) reduce_one<T, Out, kWidth>(partials, average, out, copy, i);
+  for (int64_t i = vectors * kWidth + first; i < n; i += stride) reduce_one<T, Out, 1>(partials, average, out, copy, i);
 }
 
 // Whether all memory is aligned for reading and writing vectors.
@@ -97,27 +98,40 @@ inline bool all_aligned(const Partials& partials, const void* out, const void* c
   return bits % kVectorBytes == 0;
 }
 
-// Calls `with` with a null pointer to the element type.
+// The element types of a sum: of its partials, and of its output.
+template <typename T, typename Out>
+struct Types {
+  using Partial = T;
+  using Output = Out;
+};
+
+// Calls `with` with the `Types` for dtypes that fit each other: see `launch_reduce`.
 template <typename With>
-cudaError_t with_dtype(Dtype dtype, With&& with) {
-  switch (dtype) {
+cudaError_t with_dtypes(Dtypes dtypes, With&& with) {
+  const bool widens = dtypes.out == Dtype::kFloat32;
+  if (!widens && dtypes.out != dtypes.partials) return cudaErrorInvalidValue;
+  switch (dtypes.partials) {
     case Dtype::kFloat32:
-      return with(static_cast<float*>(nullptr));
+      return with(Types<float, float>());
     case Dtype::kFloat64:
-      return with(static_cast<double*>(nullptr));
+      return widens ? cudaErrorInvalidValue : with(Types<double, double>());
     case Dtype::kBFloat16:
-      return with(static_cast<__nv_bfloat16*>(nullptr));
+      return widens ? with(Types<__nv_bfloat16, float>()) : with(Types<__nv_bfloat16, __nv_bfloat16>());
     case Dtype::kFloat16:
-      return with(static_cast<__half*>(nullptr));
+      return widens ? with(Types<__half, float>()) : with(Types<__half, __half>());
   }
   return cudaErrorInvalidValue;
 }
 
-// Calls `with` for every dtype, up to the first error.
+// Calls `with` for all dtypes that fit each other, up to the first error.
 template <typename With>
-cudaError_t with_every_dtype(With&& with) {
+cudaError_t with_all_dtypes(With&& with) {
   for (const Dtype dtype : {Dtype::kFloat32, Dtype::kFloat64, Dtype::kBFloat16, Dtype::kFloat16}) {
-    const cudaError_t error = with_dtype(dtype, with);
+    const cudaError_t error = with_dtypes({dtype, dtype}, with);
+    if (error != cudaSuccess) return error;
+  }
+  for (const Dtype dtype : {Dtype::kBFloat16, Dtype::kFloat16}) {
+    const cudaError_t error = with_dtypes({dtype, Dtype::kFloat32}, with);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

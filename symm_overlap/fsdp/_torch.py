@@ -69,8 +69,7 @@ def groups_of_gathers(params: ParamGroup) -> list[dist.ProcessGroup]:
 
 
 def reserve_gathers(params: ParamGroup, ahead: int) -> None:
-    """Reserve memory for this many gathers ahead. Collective; does nothing unless the custom communication keeps
-    memory."""
+    """Reserve memory for this many gathers ahead. Collective; does nothing unless the custom communication has any."""
     reserve = getattr(params._all_gather_comm, "reserve", None)
     if reserve is not None:
         reserve(ahead)
@@ -120,7 +119,8 @@ def bytes_of(params: ParamGroup) -> tuple[int, int]:
         if each.sharded_param.requires_grad:
             # Without a dtype for reductions, torch 2.15 reduces in the dtype in which gradients accumulate.
             reduce_dtype = policy.reduce_dtype or getattr(each, "sharded_grad_dtype", None) or dtype
-            reduced, itemsize = reduced + numel, max(itemsize, reduce_dtype.itemsize)
+            sent = dtype if dtype.itemsize == 2 and reduce_dtype == torch.float32 else reduce_dtype  # SlotReduceScatter
+            reduced, itemsize = reduced + numel, max(itemsize, sent.itemsize)
     return gathered, reduced * itemsize  # one dtype for all gradients
 
 

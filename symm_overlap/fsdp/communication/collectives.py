@@ -17,6 +17,9 @@ from .slots import Bound, Slots
 SUMMED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """The dtypes that reduce-scatters accept. All-gathers accept any."""
 
+HALVES = (torch.bfloat16, torch.float16)
+"""The dtypes of which a reduce-scatter can also return the float32 sum."""
+
 
 def all_gather(slots: Slots, output: Tensor, input: Tensor, caller: int = 0) -> Any:
     """All-gather flat tensors: copy the peers' shards straight into ``output``.
@@ -65,13 +68,13 @@ def all_gather(slots: Slots, output: Tensor, input: Tensor, caller: int = 0) -> 
 def reduce_scatter(slots: Slots, output: Tensor, input: Tensor, op: Any, caller: int = 0) -> Any:
     """Reduce-scatter flat tensors: sum in rank order, in float32 or wider.
 
-    Equivalent to ``torch.distributed.reduce_scatter_tensor(output, input, op)``.
+    Equivalent to ``torch.distributed.reduce_scatter_tensor(output, input.to(output.dtype), op)``.
 
     Args:
         slots: the slots of reduce-scatters.
         output: (n,), contiguous; float32, float64, bfloat16 or float16.
-        input: (world * n,), of the same dtype. Memory from `Slots.allocate` is read in place. Any other memory is
-            copied into a slot first.
+        input: (world * n,), of the same dtype, or bfloat16 or float16 if ``output`` is float32. Memory from
+            `Slots.allocate` is read in place. Any other memory is copied into a slot first.
         op: ``ReduceOp.SUM``, ``AVG``, or ``PREMUL_SUM(factor)``. For the latter, the sum is multiplied instead of the
             inputs. The results differ by rounding only, unless the sum overflows: float16 is therefore rejected.
         caller: see `all_gather`.
@@ -88,16 +91,16 @@ def reduce_scatter(slots: Slots, output: Tensor, input: Tensor, op: Any, caller:
     own = None if slots.holds(input) else slots.allocate((world * numel,), input.dtype)
     in_place = slots.backend.traits.in_place
     plan = reduce_in_slot(slots.rank, world, slots.slot, in_place=in_place)
-    stage = None if in_place else output.new_empty(world * numel)
+    stage = None if in_place else input.new_empty(world * numel)
 
     def bind() -> Bound:
-        _require_fitting(input, output, "input", "output", world)
+        _require_fitting(input, output, "input", "output", world, widens=True)
         average, factor = _meaning(op, output.dtype)
         tensors = {"input": input.view(-1), "output": output.view(-1), **({} if stage is None else {"stage": stage})}
 
         def at(region: Region) -> Tensor:
             if region.buffer == "slots":
-                return slots.part(region, numel, output.dtype)
+                return slots.part(region, numel, input.dtype)
             tensor = tensors[region.buffer]
             return tensor[region.start * numel : region.stop * numel]
 
@@ -114,23 +117,30 @@ def reduce_scatter(slots: Slots, output: Tensor, input: Tensor, op: Any, caller:
             if factor is not None:
                 output.mul_(factor)
 
-        variant = numel, output.dtype, average, factor is None
+        variant = numel, input.dtype, output.dtype, average, factor is None
         return Bound(at, tensors, variant, work, {"reduce": reduce})
 
-    words = slots.op, caller, slots.slot, slots.count, slots.nbytes, numel, output.dtype, *_in_words(op)
-    event = slots.call(digest_of(*words), [output], plan, bind)
+    words = slots.op, caller, slots.slot, slots.count, slots.nbytes, numel, input.dtype, output.dtype
+    event = slots.call(digest_of(*words, *_in_words(op)), [output], plan, bind)
     del own
     return event
 
 
-def _require_fitting(large: Tensor, small: Tensor, name_of_large: str, name_of_small: str, world: int) -> None:
-    fits = large.numel() == world * small.numel() and large.dtype == small.dtype and large.device == small.device
-    if not fits or not (large.is_contiguous() and small.is_contiguous()):
+def _require_fitting(
+    large: Tensor, small: Tensor, name_of_large: str, name_of_small: str, world: int, widens: bool = False
+) -> None:
+    """Raise ValueError unless two tensors fit each other. ``widens``: whether the small one may be the float32 sum of
+    bfloat16 or float16.
+    """
+    widened = widens and large.dtype in HALVES and small.dtype == torch.float32
+    fits = large.numel() == world * small.numel() and (widened or large.dtype == small.dtype)
+    if not fits or large.device != small.device or not (large.is_contiguous() and small.is_contiguous()):
         raise ValueError(
             f"{name_of_large} of {large.dtype}, shape {tuple(large.shape)}, strides {large.stride()} on {large.device} "
             f"and {name_of_small} of {small.dtype}, shape {tuple(small.shape)}, strides {small.stride()} on "
-            f"{small.device}: both must be contiguous, of one dtype and device, and {name_of_large} {world} times as "
-            f"large as {name_of_small}"
+            f"{small.device}: both must be contiguous, on one device, of one dtype"
+            f"{' (or float32 for sums of bfloat16 or float16)' if widens else ''}, and {name_of_large} {world} times "
+            f"as large as {name_of_small}"
         )
 
 

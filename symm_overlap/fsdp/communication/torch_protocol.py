@@ -19,6 +19,7 @@ from torch import Tensor
 from ..._torch import all_gather_single, reduce_scatter_single
 from .._torch import AllGather, ParamGroup, ReduceScatter, gathers_in, reduces_in
 from . import collectives
+from ._torch import announce_gradients
 from .memory import GATHER, REDUCE, Memory
 from .slots import Slots
 
@@ -74,6 +75,10 @@ class SlotAllGather(AllGather):
 class SlotReduceScatter(ReduceScatter):
     """The reduce-scatters of one parameter group, whose inputs are in slots.
 
+    FSDP2 casts gradients to the dtype in which they are reduced, and sends them in it. Gradients in half precision that
+    are reduced in float32 are sent as they are here, and their sum is float32. Its bits are the same, because it is
+    computed in float32, and half of the bytes are sent.
+
     Args:
         params, memory: see `SlotAllGather`.
     """
@@ -81,6 +86,20 @@ class SlotReduceScatter(ReduceScatter):
     def __init__(self, params: ParamGroup, memory: Memory) -> None:
         self._params, self._memory, self._number = weakref.ref(params), memory, memory.number()
         self._input: tuple[int, torch.dtype] | None = None  # for which the last slot was handed out
+        self._half: torch.dtype | None = None  # that of all gradients, if they are sent as they are
+        self._adds_up = False  # whether a backward pass since the last reduction has not reduced
+        announce_gradients(params)
+
+    def expect(self, dtypes: set[torch.dtype], reduces: bool) -> None:
+        """Note the dtypes of the gradients, before they are reduced, or not.
+
+        All ranks have to send the same dtype. Gradients of several backward passes are added up in the dtype of the
+        reduction, but maybe only on some ranks, because others did not use these parameters. So after a backward pass
+        that has not reduced, which is the same on all ranks, gradients are sent in the dtype of the reduction.
+        """
+        half = reduces and not self._adds_up and len(dtypes) == 1 and dtypes <= set(collectives.HALVES)
+        self._input, self._half = None, next(iter(dtypes)) if half else None
+        self._adds_up = self._adds_up or not reduces
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return memory for the input, and at the next call for the output, which is ordinary memory and becomes the
@@ -94,7 +113,7 @@ class SlotReduceScatter(ReduceScatter):
         if slots is None or numel == 0 or asked == (slots.world * numel, dtype):
             return torch.empty(shape, dtype=dtype, device=device)
         self._input = numel, dtype
-        return slots.allocate(shape, dtype)
+        return slots.allocate(shape, self._half if self._half and dtype == torch.float32 else dtype)
 
     def __call__(
         self,
@@ -105,7 +124,8 @@ class SlotReduceScatter(ReduceScatter):
         async_op: bool = False,
     ) -> dist.Work | None:
         """See `symm_overlap.fsdp.communication.collectives.reduce_scatter`."""
-        slots, self._input = self._memory.slots(REDUCE, group, output_tensor.device), None
+        slots = self._memory.slots(REDUCE, group, output_tensor.device)
+        self._input, self._half, self._adds_up = None, None, False
         if slots is None:
             return reduce_scatter_single(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
         if not async_op:
