@@ -131,6 +131,13 @@ def require_tensors(tensors: Sequence[tuple[str, TensorLike]]) -> None:
     for name, tensor in rest:
         if tensor.dtype != first.dtype:
             raise TypeError(f"{name} is {tensor.dtype} and {first_name} is {first.dtype}: they must have one dtype")
+    require_one_device(tensors)
+
+
+def require_one_device(tensors: Sequence[tuple[str, TensorLike]]) -> None:
+    """Raise TypeError unless all tensors are on one device."""
+    (first_name, first), *rest = tensors
+    for name, tensor in rest:
         if tensor.device != first.device:
             raise TypeError(
                 f"{name} is on {tensor.device} and {first_name} is on {first.device}: they must be on one device"

@@ -129,11 +129,13 @@ class Producer(Protocol):
         made: the tensor that is summed, if it already exists: (world * rows, columns), contiguous.
         kept_sum: the tensor in ``kept`` that equals what is summed, if its rows are in rank order. A part may be
             computed there.
+        dtype: the dtype of the parts; None: that of the output.
     """
 
     kept: Sequence[Tensor] = ()
     kept_sum: Tensor | None = None
     made: Tensor | None = None
+    dtype: torch.dtype | None = None
 
     def part(self, owner: int, start: int, out: Tensor) -> None:
         """Write rows ``start`` on of the part for ``owner`` to ``out``."""
@@ -147,6 +149,9 @@ class ScatteredProducts(DescribedParts, Producer):
 
     If the rows of a part are not together in memory, the constructor copies them. If instead the first step that needs
     the copy made it, the copy would belong to that step's stream, and another stream may run the next step.
+
+    Args:
+        dtype: the dtype in which the products are added; by default their own.
     """
 
     def __init__(
@@ -157,9 +162,10 @@ class ScatteredProducts(DescribedParts, Producer):
         addend: Tensor | None,
         scatter_dim: int,
         world: int,
+        dtype: torch.dtype | None = None,
     ) -> None:
         like = As[0] if addend is None else addend
-        self.backend, self.world, self.Bs = backend, world, Bs
+        self.backend, self.world, self.Bs, self.dtype = backend, world, Bs, dtype or like.dtype
         self.last = scatter_dim == like.dim() - 1
         self.addend = None if addend is None else in_rank_order(addend, scatter_dim, world)
         self.As = [matrix(A) if self.last else in_rank_order(A, scatter_dim, world) for A in As]
@@ -192,7 +198,7 @@ class ScatteredProducts(DescribedParts, Producer):
     def _in_blocks(self, whole: Tensor | Part) -> list[Work]:
         """Cut the product into blocks of columns, along the last dimension. It has to be computed as a whole first."""
         rows, columns = tensor_of(whole).shape[0] // self.world, tensor_of(whole).shape[1]
-        product = self.As[0].new_empty(rows, self.world * columns)
+        product = self.As[0].new_empty(rows, self.world * columns, dtype=self.dtype)
         blocks = product.unflatten(1, (self.world, columns)).movedim(1, 0)
         places = view_of(whole, lambda out: out.unflatten(0, (self.world, rows)))
         return [Make(product), *self._products(product, self.As, self.Bs), Copy(places, Part(product, blocks))]
@@ -216,7 +222,13 @@ class ScatteredProducts(DescribedParts, Producer):
         return Slice(tensor, 0, rank * (tensor.shape[0] // self.world) + start, rows)
 
     def _products(self, out: Operand, As: Sequence[Operand], Bs: Sequence[Operand]) -> list[Work]:
-        return [Multiply(A, B, out, number > 0) for number, (A, B) in enumerate(zip(As, Bs, strict=True))]
+        if self.dtype == self.As[0].dtype:
+            return [Multiply(A, B, out, number > 0) for number, (A, B) in enumerate(zip(As, Bs, strict=True))]
+        product = self.backend.new_output(self.As[0], *tensor_of(out).shape)
+        work: list[Work] = [Make(product)]
+        for number, (A, B) in enumerate(zip(As, Bs, strict=True)):
+            work += [Multiply(A, B, product), Add(out, product) if number else Copy(out, product)]
+        return work
 
 
 def in_rank_order(tensor: Tensor, dim: int, world: int) -> Tensor:

@@ -56,7 +56,8 @@ class Problem:
             to be summed) is (m, n), and k is 0.
         rows: number of rows of the part that belongs to one rank.
         nbytes: bytes of the part that belongs to one rank, of the tensor that travels.
-        dtype: dtype of the tensors.
+        dtype: dtype of what travels.
+        factors: dtype of the factors of the matmul.
         world: number of ranks in the group.
         device: the kind of device.
         arguments: those that must be the same on all ranks.
@@ -71,6 +72,7 @@ class Problem:
     rows: int
     nbytes: int
     dtype: torch.dtype
+    factors: torch.dtype
     world: int
     device: str
     arguments: Arguments
@@ -103,11 +105,6 @@ class Problem:
         return self.rows == self.m and self.world > 1
 
     @property
-    def factors(self) -> torch.dtype:
-        """The dtype of the factors of the matmul."""
-        return torch.float8_e4m3fn if self.op_kind.scaled else self.dtype
-
-    @property
     def common(self) -> str:
         """What must be the same on all ranks, as text."""
         return self._with(self.arguments)
@@ -136,6 +133,7 @@ def problem(
     world: int,
     device: str,
     *,
+    factors: torch.dtype | None = None,
     last_dim: bool = False,
     one_matmul: bool = True,
     arguments: Arguments = (),
@@ -144,6 +142,7 @@ def problem(
     """Return the record of a call; see `Problem`.
 
     Args:
+        factors: the dtype of the factors, if it is not ``dtype``. Those of a scaled matmul are 8-bit floats.
         last_dim: whether the last dimension is gathered or scattered, so that every rank's part has all m rows.
         one_matmul: whether the product of one matmul is the only summand, and nothing else is kept.
     """
@@ -154,4 +153,5 @@ def problem(
     if last_dim:
         width = -(-width // world)
     fusible = op_kind.fused and one_matmul and not last_dim and m > 0
-    return Problem(op, m, n, k, rows, rows * width * dtype.itemsize, dtype, world, device, arguments, own, fusible)
+    nbytes, factors = rows * width * dtype.itemsize, torch.float8_e4m3fn if op_kind.scaled else factors or dtype
+    return Problem(op, m, n, k, rows, nbytes, dtype, factors, world, device, arguments, own, fusible)

@@ -20,9 +20,13 @@ from ..collective.exchange.bounds import bounds, element_bounds
 from .arrangement import Size
 
 
-def of_parts(part: Tensor, world: int) -> int | None:
-    """Return the bytes moved by an all-gather of shards like ``part``, or by a reduce-scatter into such parts."""
-    return known_bytes((world - 1) * part.numel() * part.element_size())
+def of_parts(part: Tensor, world: int, sent: Tensor | None = None) -> int | None:
+    """Return the bytes moved by an all-gather of shards like ``part``, or by a reduce-scatter into such parts.
+
+    Args:
+        sent: has the dtype of what is sent, if it is not that of the part.
+    """
+    return known_bytes((world - 1) * part.numel() * (part if sent is None else sent).element_size())
 
 
 def of_all_reduce(rows: Size, columns: Size, itemsize: int, world: int, choice: Choice | None = None) -> int | None:

@@ -32,6 +32,10 @@ def t(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> T
     return torch.ones(shape, dtype=dtype, device=device)
 
 
+def h(*shape: int) -> Tensor:
+    return t(*shape, dtype=torch.bfloat16)
+
+
 def gather(A: Tensor, Bs: list[Tensor], dim: int = 0, **options: object) -> Callable[[str], object]:
     return lambda name: ops.fused_all_gather_matmul(A, Bs, dim, name, **options)
 
@@ -171,6 +175,34 @@ BAD = {
         lambda name: ops.fused_matmuls_reduce_scatter([t(4, 3), t(4, 3)], [t(3, 2), t(3, 4)], None, "sum", 0, name),
         ValueError,
         ("[4, 2]", "[4, 4]", "one shape"),
+    ),
+    "an addend of another dtype than the sum": Bad(
+        "s",
+        lambda name: ops.fused_matmuls_reduce_scatter(
+            [h(4, 3)], [h(3, 2)], h(4, 2), "sum", 0, name, sum_dtype=torch.float32
+        ),
+        TypeError,
+        ("addend is torch.bfloat16", "added in torch.float32"),
+    ),
+    "a sum in another half": Bad(
+        "s",
+        lambda name: ops.fused_matmuls_reduce_scatter(
+            [h(4, 3)], [h(3, 2)], None, "sum", 0, name, sum_dtype=torch.float16
+        ),
+        TypeError,
+        ("sum_dtype is torch.float16", "can be torch.bfloat16 or torch.float32"),
+    ),
+    "a result with fewer bits": Bad(
+        "s",
+        lambda name: symm_overlap.matmul_reduce_scatter(t(4, 3), t(3, 2), "sum", 0, name, out_dtype=torch.bfloat16),
+        TypeError,
+        ("out_dtype is torch.bfloat16", "sums of torch.float32", "can be torch.float32"),
+    ),
+    "a result with more bits than sums have": Bad(
+        "s",
+        lambda name: symm_overlap.reduce_scatter(h(4, 3), "sum", 0, name, out_dtype=torch.float64),
+        TypeError,
+        ("out_dtype is torch.float64", "can be torch.bfloat16 or torch.float32"),
     ),
     "nothing to keep": Bad(
         "s",

@@ -27,6 +27,10 @@ def keep(name: str, world: int, new: Callable[..., Tensor], dim: int) -> Any:
     return ops.fused_matmuls_reduce_scatter_keep(As, Bs, None, "sum", dim, name, keep=[1], keep_sum=True)
 
 
+def half(tensor: Tensor) -> Tensor:
+    return tensor.bfloat16()
+
+
 # Each function gets the group's name, its size and a function that creates tensors, and returns the outputs.
 CALLS: dict[str, Callable[[str, int, Callable[..., Tensor]], Any]] = {
     **{
@@ -61,6 +65,15 @@ CALLS: dict[str, Callable[[str, int, Callable[..., Tensor]], Any]] = {
     ),
     "matmuls_reduce_scatter": lambda name, world, new: ops.fused_matmuls_reduce_scatter(
         [new(world, 4), new(world, 4)], [new(4, 3), new(4, 3)], new(world, 3), "sum", 0, name
+    ),
+    "matmuls_reduce_scatter, added in float32": lambda name, world, new: ops.fused_matmuls_reduce_scatter(
+        [half(new(world, 4))] * 2, [half(new(4, 3))] * 2, new(world, 3).float(), "sum", 0, name, sum_dtype=torch.float32
+    ),
+    "matmuls_reduce_scatter to float32": lambda name, world, new: ops.fused_matmuls_reduce_scatter(
+        [half(new(world, 4))], [half(new(4, 3))], None, "sum", 0, name, out_dtype=torch.float32
+    ),
+    "reduce_scatter to float32": lambda name, world, new: ops.reduce_scatter(
+        half(new(2, 3 * world)), "avg", 1, name, out_dtype=torch.float32
     ),
     **{
         f"matmuls_reduce_scatter_keep dim {dim}": lambda name, world, new, dim=dim: keep(name, world, new, dim)

@@ -140,7 +140,89 @@ def a_product_is_divided_before_it_is_scattered(world: int, name: str, new: New)
 
 @fused(1)
 def a_cast_product_beside_a_plain_one(world: int, name: str, new: New) -> Any:
-    """The product that is cast is computed before the op, which adds it to the other one."""
+    """One of the two is computed before the op, which adds it to the other one."""
     cast = (new(4 * world, 4).half() @ new(4, 5).half()).to(torch.float32)
     plain = new(4 * world, 6) @ new(6, 5)
     return scatter(cast.to(plain.dtype) + plain, world, name)
+
+
+def half_product(rows: int, columns: int, new: New, inner: int = 4) -> Tensor:
+    return new(rows, inner).to(torch.bfloat16) @ new(inner, columns).to(torch.bfloat16)
+
+
+@fused(1)
+def a_product_in_half_precision_is_cast_before_it_is_scattered(world: int, name: str, new: New) -> Any:
+    return scatter(half_product(4 * world, 5, new).float(), world, name)
+
+
+@fused(1)
+def it_is_rearranged_before_and_after_the_cast(world: int, name: str, new: New) -> Any:
+    """This is what DTensor and autocast make of the gradient of a layer's input."""
+    wide = half_product(2 * 2 * world, 5, new).view(2, 2 * world, 5).float()
+    return scatter(torch.cat(wide.chunk(world, 1)), world, name)
+
+
+@fused(2)
+def a_sum_in_half_precision_is_cast(world: int, name: str, new: New) -> Any:
+    return scatter((half_product(4 * world, 5, new) + half_product(4 * world, 5, new, 3)).float(), world, name, "avg")
+
+
+@fused(1)
+def a_sum_in_half_precision_with_something_else_is_cast(world: int, name: str, new: New) -> Any:
+    both = half_product(4 * world, 5, new) + new(4 * world, 5).to(torch.bfloat16).relu()
+    return scatter(both.float(), world, name)
+
+
+@fused(3)
+def products_are_cast_and_then_added(world: int, name: str, new: New) -> Any:
+    """This is what autocast makes of the gradients of three layers with one input, each with a cast of its own."""
+    rows = 2 * 2 * world
+    products = [half_product(rows, 5, new, inner).view(2, 2 * world, 5).float() for inner in (4, 3, 2)]
+    return scatter(torch.cat((products[0] + products[1] + products[2]).split(2, 1)), world, name)
+
+
+@fused(1)
+def only_one_of_two_products_is_used_just_once(world: int, name: str, new: New) -> Any:
+    other = half_product(4 * world, 5, new)
+    return scatter(half_product(4 * world, 5, new).float() + other.float(), world, name), other
+
+
+@fused(1)
+def products_of_two_halves(world: int, name: str, new: New) -> Any:
+    """The op has one dtype for all of its factors."""
+    other = new(4 * world, 6).half() @ new(6, 5).half()
+    return scatter(half_product(4 * world, 5, new).float() + other.float(), world, name)
+
+
+@fused(1)
+def a_sum_is_cast_before_it_is_added_to_a_cast_product(world: int, name: str, new: New) -> Any:
+    """The sum was rounded to half precision, so it is computed before the op."""
+    both = half_product(4 * world, 5, new) + half_product(4 * world, 5, new)
+    return scatter(both.float() + half_product(4 * world, 5, new).float(), world, name)
+
+
+@fused(1)
+def cast_products_and_other_float32_tensors(world: int, name: str, new: New) -> Any:
+    return scatter(new(4 * world, 5).float().relu() + half_product(4 * world, 5, new).float(), world, name)
+
+
+@fused(1)
+def a_product_that_is_cast_for_blocks_of_columns(world: int, name: str, new: New) -> Any:
+    return scatter(torch.cat(half_product(3, 2 * world, new).float().chunk(world, 1)), world, name)
+
+
+@fused(1)
+def a_cast_product_that_all_ranks_get(world: int, name: str, new: New) -> Any:
+    return reduce(half_product(4 * world, 5, new).float(), name)
+
+
+@skipped("a product is cast before it is reduced, and the product or the sum is used elsewhere too")
+def a_product_that_is_cast_and_also_kept(world: int, name: str, new: New) -> Any:
+    product = half_product(4 * world, 5, new)
+    return scatter(product.float(), world, name), product
+
+
+@skipped("a product is cast to torch.float32 before it is reduced, and the op returns sums of torch.")
+def the_cast_product_is_used_elsewhere(world: int, name: str, new: New) -> Any:
+    wide = half_product(4 * world, 5, new).float()
+    return scatter(wide, world, name), wide

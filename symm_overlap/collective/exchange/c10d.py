@@ -169,7 +169,8 @@ def reduce_scatter(call: Call, producer: Producer, output: Tensor, average: bool
     if _in_any_order(call):
         with call.turn() as group:
             collectives = _Collectives(call, group)
-            collectives.finish(collectives.reduce_scatter(output, _at_once(call, producer, output)), output.device)
+            product = _at_once(call, producer, output).to(output.dtype)  # the library returns the dtype that it gets
+            collectives.finish(collectives.reduce_scatter(output, product), output.device)
         if average:
             output.div_(call.world)
         return
@@ -182,7 +183,7 @@ def reduce_scatter(call: Call, producer: Producer, output: Tensor, average: bool
             if call.choice.whole:
                 sent = _at_once(call, producer, output).unflatten(0, (call.world, rows))
             else:
-                sent = output.new_empty(call.world, stop - start, columns)
+                sent = output.new_empty(call.world, stop - start, columns, dtype=producer.dtype)
                 for step in range(1, call.world + 1):  # for rank + 1 first, for this rank last
                     owner = (call.rank + step) % call.world
                     producer.part(owner, start, sent[owner])
@@ -202,7 +203,7 @@ def _at_once(call: Call, producer: Producer, output: Tensor) -> Tensor:
     """Return the results that this rank computes for all ranks, in rank order."""
     if producer.made is not None:
         return producer.made
-    product = output.new_empty(call.world * output.shape[0], output.shape[1])
+    product = output.new_empty(call.world * output.shape[0], output.shape[1], dtype=producer.dtype)
     producer.whole(product)
     return product
 

@@ -11,6 +11,7 @@ from ..layouts import PartsLayout
 from ..parts import Consumer, Producer
 from ..row_parts import RowProducer
 from .call import Call
+from .single import produce
 
 
 def all_gather(
@@ -28,7 +29,7 @@ def all_gather(
 def reduce_scatter(call: Call, producer: Producer, output: Tensor, average: bool) -> None:
     """See `planned.reduce_scatter`."""
     for owner in [*range(call.world), call.rank] if producer.kept else [call.rank]:
-        producer.part(owner, 0, output)
+        produce(producer, owner, output)
 
 
 def all_reduce(call: Call, producer: RowProducer, output: Tensor, average: bool) -> None:

@@ -22,7 +22,17 @@ def all_gather(
 
 def reduce_scatter(call: Call, producer: Producer, output: Tensor, average: bool) -> None:
     """See `planned.reduce_scatter`."""
-    producer.part(0, 0, output)
+    produce(producer, 0, output)
+
+
+def produce(producer: Producer, owner: int, output: Tensor) -> None:
+    """Write this rank's part for ``owner`` to ``output``, which may have another dtype."""
+    if producer.dtype in (None, output.dtype):
+        producer.part(owner, 0, output)
+        return
+    part = output.new_empty(output.shape, dtype=producer.dtype)
+    producer.part(owner, 0, part)
+    output.copy_(part)
 
 
 def all_reduce(call: Call, producer: RowProducer, output: Tensor, average: bool) -> None:

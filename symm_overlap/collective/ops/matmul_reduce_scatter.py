@@ -42,16 +42,20 @@ from ..functional import functional
 from ..parts import ScatteredProducts, matrix
 from ..problem import OPS, Arguments, OpKind, Problem, problem
 from ..registration import define, size_of_group
+from ..sum_dtypes import SumDtypes, sum_dtypes
 from .product import product_of_rows
 
 OPS["matmul_reduce_scatter"] = OpKind(multiplies=True, fused=True)
 
 
 @functional
-def matmul_reduce_scatter(A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int, group: Group) -> Tensor:
+def matmul_reduce_scatter(
+    A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int, group: Group, *, out_dtype: torch.dtype | None = None
+) -> Tensor:
     """Multiply, sum the product over ranks, and scatter it along ``scatter_dim``. Equivalent to::
 
-        return reduce_scatter(A @ B, reduce_op, scatter_dim, group)     # rank r gets part r of the sum
+        product = (A @ B).to(out_dtype or A.dtype)
+        return reduce_scatter(product, reduce_op, scatter_dim, group)     # rank r gets part r of the sum
 
     Args:
         A: (..., M, K); float32, float64, bfloat16 or float16, on CPU or CUDA. K may differ between ranks; the other
@@ -60,6 +64,8 @@ def matmul_reduce_scatter(A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int
         reduce_op: "sum" or "avg".
         scatter_dim: any dimension of ``A @ B`` whose size is a multiple of the world size.
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
+        out_dtype: the dtype of the result: that of the product, which is the default, or float32 for sums of bfloat16
+            and float16. The products are sent in their own dtype in any case.
 
     Returns:
         This rank's part, contiguous. It has the same bits in every run: products are added up in rank order, unless
@@ -70,8 +76,13 @@ def matmul_reduce_scatter(A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int
         torch.distributed.DistBackendError: a peer is dead, or did not arrive before the deadline
             (`symm_overlap.timeout`).
     """
-    op = torch.ops.symm_overlap.fused_matmul_reduce_scatter.default
-    output: Tensor = call_op(op, A, B, reduce_op, scatter_dim, group_name(group))
+    ops, name = torch.ops.symm_overlap, group_name(group)
+    output: Tensor
+    if out_dtype is None:
+        output = call_op(ops.fused_matmul_reduce_scatter.default, A, B, reduce_op, scatter_dim, name)
+    else:
+        summed = [A], [B], None, reduce_op, scatter_dim, name
+        output = call_op(ops.fused_matmuls_reduce_scatter.default, *summed, out_dtype=out_dtype)
     return output
 
 
@@ -96,6 +107,7 @@ class Scattered(NamedTuple):
     scatter_dim: int
     part: list[int]  # the shape of a rank's part
     average: bool
+    dtype: torch.dtype  # of the result
 
 
 def summands(shape: Sequence[int], products: int, addend: object) -> Arguments:
@@ -120,27 +132,34 @@ def describe_scatter(
     scatter_dim: int,
     world: int,
     more: Arguments = (),
+    dtypes: SumDtypes | None = None,
 ) -> Scattered:
     """Describe ``reduce_scatter(sum(A @ B for A, B) + addend)`` for products of this shape.
 
     Args:
         more: further arguments that must be the same on all ranks.
+        dtypes: by default those of the tensors.
     """
-    first = As[0] if addend is None else addend
+    first = As[0] if As or addend is None else addend
+    dtypes = dtypes or sum_dtypes(first.dtype, len(As), addend)
+    reduction = ("reduce_op", reduce_op), ("scatter_dim", scatter_dim)
     described = problem(
         op,
         prod(shape[:-1]),
         shape[-1],
         sum(B.shape[0] for B in Bs),
-        first.dtype,
+        dtypes.parts,
         world,
         first.device.type,
+        factors=dtypes.factors,
         last_dim=scatter_dim == len(shape) - 1,
         one_matmul=len(As) == 1 and addend is None and not more,
-        arguments=(*summands(shape, len(As), addend), ("reduce_op", reduce_op), ("scatter_dim", scatter_dim), *more),
+        arguments=(*summands(shape, len(As), addend), *reduction, *dtypes.named, *more),
         own=tuple(each.shape for each in (*As, *Bs)),
     )
-    return Scattered(described, scatter_dim, scattered_shape(shape, scatter_dim, world), reduce_op == "avg")
+    return Scattered(
+        described, scatter_dim, scattered_shape(shape, scatter_dim, world), reduce_op == "avg", dtypes.output
+    )
 
 
 def scatter_sum(
@@ -149,8 +168,10 @@ def scatter_sum(
     """Carry out the reduction that `describe_scatter` describes."""
     first = As[0] if addend is None else addend
     call = Call(peers, scattered.problem, first.device)
-    output = call.backend.new_output(first, *scattered.part)
-    producer = ScatteredProducts(call.backend, As, Bs, addend, scattered.scatter_dim, peers.world)
+    like = first if first.dtype == scattered.dtype else first.new_empty(0, dtype=scattered.dtype)
+    output = call.backend.new_output(like, *scattered.part)
+    dtype = scattered.problem.dtype
+    producer = ScatteredProducts(call.backend, As, Bs, addend, scattered.scatter_dim, peers.world, dtype)
     exchange_of(call).reduce_scatter(call, producer, matrix(output), scattered.average)
     return output
 

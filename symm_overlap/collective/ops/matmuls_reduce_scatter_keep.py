@@ -51,7 +51,7 @@ def _require(
     """Return the shape of the products, and the dimension."""
     if not As:
         raise ValueError("As is empty: there is no product to keep; call symm_overlap.reduce_scatter")
-    shape, scatter_dim = require_sum(As, Bs, addend, reduce_op, scatter_dim, world)
+    shape, scatter_dim, _ = require_sum(As, Bs, addend, reduce_op, scatter_dim, world)
     require_kept("fused_matmuls_reduce_scatter", len(As), keep, keep_sum)
     return shape, scatter_dim
 

@@ -126,7 +126,8 @@ def _described(
         ),
         own=tuple(each.shape for matmul in matmuls for each in (matmul.A, matmul.weight.B)),
     )
-    return Scattered(described, scatter_dim, scattered_shape(shape, scatter_dim, world), reduce_op == "avg"), shape
+    part = scattered_shape(shape, scatter_dim, world)
+    return Scattered(described, scatter_dim, part, reduce_op == "avg", described.dtype), shape
 
 
 def scatter_scaled_sum(
@@ -145,9 +146,9 @@ def scatter_scaled_sum(
     )
     for A, scale, weight in matmuls:
         require_multiplies(A, scale, scale.numel(), weight)
-    A, dtype = matmuls[0].A, matmuls[0].weight.dtype
+    A = matmuls[0].A
     call = Call(peers, scattered.problem, A.device)
-    output = call.backend.new_output(A.new_empty(0, dtype=dtype), *scattered.part)
+    output = call.backend.new_output(A.new_empty(0, dtype=scattered.dtype), *scattered.part)
     producer = ScatteredScaledProducts(
         call.backend, matmuls, addend, shape, scattered.scatter_dim, peers.world, keep, keep_sum
     )

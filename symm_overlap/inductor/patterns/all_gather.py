@@ -148,8 +148,9 @@ class AllGather:
         group: str = self.node.args[2]  # type: ignore[assignment]
         like = value(self.gathered.shard)
         op = "all_gather_matmul" if first.matmul.scaled is None else "all_gather_scaled_matmul"
-        how = {"last_dim": first.rows.last, "one_matmul": not first.gradient}
-        return path_of(self.choices, choice_of(self.choices, op, m, n, k, like, group, **how))
+        last = first.rows.last
+        choice = choice_of(self.choices, op, m, n, k, like, group, last_dim=last, one_matmul=not first.gradient)
+        return path_of(self.choices, choice)
 
     def _replace(self, chosen: list[Use], others: list[Node]) -> None:
         position = {node: number for number, node in enumerate(self.graph.nodes)}

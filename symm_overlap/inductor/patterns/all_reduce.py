@@ -1,8 +1,8 @@
 """Match ``all_reduce((A @ B [+ bias]).view(...), "sum" or "avg", group)``.
 
-A single product that nothing else uses has an op of its own. Any other sum (of several matmuls, of scaled matmuls, or
-of products that something else uses too) is first scattered as in `reduce_scatter`, and then the parts are gathered. An
-all-reduce moves as many bytes.
+A single product that nothing else uses has an op of its own. Any other sum (of several matmuls, of scaled matmuls, of
+products that are cast, or of products that something else uses too) is first scattered as in `reduce_scatter`, and then
+the parts are gathered. An all-reduce moves as many bytes, or more if products are cast.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class AllReduce:
             raise SkipError(f"the reduction is {reduce_op!r}: 'sum' and 'avg' can be fused")
         term, *others = self.terms
         old = results(self.node)
-        if others or not isinstance(term, Product) or term.shared or term.matmul.scaled:
+        if others or not isinstance(term, Product) or term.shared or term.matmul.scaled or self.terms.out_dtype:
             return self._in_two(old)
         require_unwritten([term.node, *term.path, term.matmul.left, term.matmul.right])
         start = of_shape(value(term.node).shape)
@@ -96,13 +96,14 @@ class AllReduce:
             output = write.like(write.op("all_gather", part, dim, group), self.node)
             self.node.update_arg(0, output)  # for now, so that this node does not use the scattered tensor any more
             scattered = ReduceScatter(self.graph, collective, self.choices)
+            gathered = scattered.moved
             try:
                 matmuls = scattered.fuse()
             except SkipError:
                 self.node.update_arg(0, whole)
                 raise
         self.path = scattered.path
-        self.moved = None if scattered.moved is None else 2 * scattered.moved
+        self.moved = None if scattered.moved is None or gathered is None else scattered.moved + gathered
         give_way(self.graph, old, output)
         return matmuls
 

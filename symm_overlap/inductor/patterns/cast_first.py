@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from ..graph import Writer, aten, is_tensor, same_memory, step_of, value
 from ..matmul import matmul_of
+from .casts import is_cast
 from .gathered import CHUNKS, Gathered
 from .pattern import SkipError, c10d, require_unwritten
-
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def cast_first(graph: Graph) -> None:
@@ -55,17 +53,6 @@ def why_not_first(gathered: Gathered) -> str:
     except SkipError as skipped:
         return str(skipped)
     return ""
-
-
-def is_cast(node: Any) -> bool:
-    """True if a node changes nothing but the dtype, from one kind of float to another."""
-    if not is_tensor(node) or node.op != "call_function":
-        return False
-    plain = node.target is torch.ops.prims.convert_element_type.default
-    if node.target is aten._to_copy.default:
-        kept = {"device": value(node.args[0]).device, "memory_format": torch.preserve_format}
-        plain = all(given in (None, kept.get(name)) for name, given in node.kwargs.items() if name != "dtype")
-    return plain and value(node).dtype in _DTYPES and value(node.args[0]).dtype in _DTYPES
 
 
 def _casts(gathered: Gathered) -> list[Node]:

@@ -17,6 +17,7 @@ from ..arrangement import Arrangement, Size
 from ..choices import Choices
 from ..graph import SymbolicSizeError, Writer, step_of
 from ..groups import choice_in
+from .casts import is_cast
 
 c10d = torch.ops._c10d_functional
 
@@ -80,10 +81,15 @@ def choice_of(
     *,
     last_dim: bool = False,
     one_matmul: bool = True,
+    dtype: torch.dtype | None = None,
 ) -> Choice | None:
     """Return what the chooser would choose, see `choice_in`; None if sizes are not known yet.
 
     The other arguments are those of `problem`.
+
+    Args:
+        like: has the device and the dtype of the factors.
+        dtype: the dtype of what travels, if it is another one.
 
     Raises:
         SkipError: the choice that the user has forced is not possible.
@@ -91,7 +97,8 @@ def choice_of(
     if not all(isinstance(size, int) for size in (m, n, k)):
         return None
     world = size_of_group(group)
-    described = problem(op, m, n, k, like.dtype, world, like.device.type, last_dim=last_dim, one_matmul=one_matmul)
+    how = {"factors": like.dtype, "last_dim": last_dim, "one_matmul": one_matmul}
+    described = problem(op, m, n, k, dtype or like.dtype, world, like.device.type, **how)
     try:
         return choice_in(group, described, choices.settings, like.device)
     except ValueError as error:
@@ -134,9 +141,11 @@ def give_way(graph: Graph, old: Iterable[Node], new: Node) -> None:
 
 
 def arranged(start: Arrangement, path: Iterable[Node]) -> Arrangement:
-    """Return the arrangement of the last node of a path. Each node of the path rearranges the previous one."""
+    """Return the arrangement of the last node of a path. Each node of the path rearranges or casts the previous one."""
     arrangement = start
     for node in path:
+        if is_cast(node):
+            continue
         step = step_of(node)
         found = None if step is None else step.arrange(arrangement)
         if found is None:

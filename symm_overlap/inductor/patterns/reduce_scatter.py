@@ -2,7 +2,7 @@
 
 The sum may have any number of matmuls, each with or without a bias, and other tensors. Each term may be viewed in any
 way, and the sum may be scattered along any dimension, as long as every rank gets whole rows, or whole columns, of the
-products.
+products. Products in half precision, or their sum, may be cast to float32 on the way, as autocast does.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import operator
 from math import prod
 from typing import Any
 
+import torch
 from torch.fx import Graph, Node
 
 from .._torch import known
@@ -50,10 +51,16 @@ class ReduceScatter:
         place = terms.settle(world)  # type: ignore[arg-type]
         if not terms.products:
             raise SkipError("the product is used elsewhere too, also by a tensor that it is added to")
+        if self._kept and (terms.sum_dtype or terms.out_dtype):
+            raise SkipError("a product is cast before it is reduced, and the product or the sum is used elsewhere too")
         products = [term.matmul for term in terms.products]
+        if products[0].scaled and terms.out_dtype:
+            raise SkipError("the product of a scaled matmul is cast before it is reduced")
         self.path = self._path(place, products)
         with writing(self.graph, self._position()) as write:
             new = self._written(write, place, products)
+        if terms.out_dtype is not None:
+            self.moved = of_parts(value(self.node), world, value(products[0].node))  # type: ignore[arg-type]
         give_way(self.graph, old, new.pop(self.node))
         for node, replacement in new.items():
             node.replace_all_uses_with(replacement)
@@ -67,8 +74,11 @@ class ReduceScatter:
         group: str = self.node.args[3]  # type: ignore[assignment]
         # The op describes its problem in the same way: nothing is added to the product, and the product is not kept.
         alone = len(self.terms) == 1 and not self._kept and _bias_apart(products[0]) is None
-        how = {"last_dim": place.last, "one_matmul": alone}
-        return path_of(self.choices, choice_of(self.choices, op, prod(rows), n, k, like, group, **how))
+        sizes = prod(rows), n, k
+        choice = choice_of(
+            self.choices, op, *sizes, like, group, last_dim=place.last, one_matmul=alone, dtype=self.terms.sum_dtype
+        )
+        return path_of(self.choices, choice)
 
     @property
     def _kept(self) -> list[Node]:
@@ -95,7 +105,9 @@ class ReduceScatter:
         common = self._addend(write, products, rows), reduce_op, dim, group
         scaled = [product.scaled for product in products if product.scaled is not None]
         if not scaled:
-            return self._written_as(write, "fused_matmuls_reduce_scatter", lefts, rights, *common)
+            dtypes = {"sum_dtype": self.terms.sum_dtype, "out_dtype": self.terms.out_dtype}
+            given = {name: dtype for name, dtype in dtypes.items() if dtype is not None}
+            return self._written_as(write, "fused_matmuls_reduce_scatter", lefts, rights, *common, **given)
         return self._written_as(
             write,
             "fused_scaled_matmuls_reduce_scatter",
@@ -118,10 +130,10 @@ class ReduceScatter:
                 addend = extra if addend is None else write.call(aten.add.Tensor, addend, extra)
         return addend
 
-    def _written_as(self, write: Writer, op: str, *arguments: Any) -> dict[Node, Node]:
+    def _written_as(self, write: Writer, op: str, *arguments: Any, **dtypes: torch.dtype) -> dict[Node, Node]:
         """Write the op. If a product or the sum is used elsewhere, write the op that also returns these."""
         if not self._kept:
-            return {self.node: write.like(write.op(op, *arguments), self.node)}
+            return {self.node: write.like(write.op(op, *arguments, **dtypes), self.node)}
         products, total = self.terms.products, self.terms.total
         if total is None and len(self.terms) == 1 and _bias_apart(products[0].matmul) is not None:
             total = products[0]  # the product with its bias is the sum

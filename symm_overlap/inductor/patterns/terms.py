@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from .._torch import known
 from ..arrangement import Dimension, Size, atoms_of, of_shape, settled, size_of, take
 from ..graph import aten, step_of, value
 from ..matmul import Matmul, matmul_of, why_no_matmul
-from .cast_first import is_cast
+from .casts import has_product, is_widening, why_cast
 from .pattern import SkipError, ancestors, arranged
 
 _SCALINGS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
@@ -76,11 +77,15 @@ class Terms:
 
     Attributes:
         total: the sum itself, if something else uses it.
+        sum_dtype: the dtype in which the terms are added, if each product is cast to it; None: that of the products.
+        out_dtype: the dtype to which the sum is cast before it is reduced; None: it is not cast.
     """
 
     def __init__(self, collective: Node) -> None:
         self.all: list[Term] = []
         self.total: Term | None = None
+        self.sum_dtype: torch.dtype | None = None
+        self.out_dtype: torch.dtype | None = None
         self._follow(collective.args[0], (), [collective], None, outermost=True)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Term]:
@@ -97,12 +102,12 @@ class Terms:
     @property
     def unknown(self) -> str:
         """Why matmuls among the terms cannot be replaced; empty if there are none."""
-        return next(filter(None, (why_no_matmul(term.node) or _why_cast(term.node) for term in self)), "")
+        return next(filter(None, (why_no_matmul(term.node) or why_cast(term.node) for term in self)), "")
 
     @property
     def why_none(self) -> str:
         """Why there is no product among the terms."""
-        if not self.unknown and any(_has_product(term.node, _SCALINGS) for term in self):
+        if not self.unknown and any(has_product(term.node, _SCALINGS) for term in self):
             return "a product is multiplied or divided by something before it is reduced"
         return self.unknown or NO_PRODUCT
 
@@ -124,8 +129,7 @@ class Terms:
         """
         step, matmul = step_of(node), matmul_of(node)
         through = () if step is None else step.through
-        alone = set(node.users) <= set(readers) and all(set(part.users) <= {*through, node} for part in through)
-        if shared is None and not alone:
+        if shared is None and not _is_alone(node, readers, through):
             shared = Term(node, path)
         if step is not None and (shared is None or outermost or _is_product(step.source)):
             self._follow(step.source, (node, *path), (*through, node), shared, outermost)
@@ -134,23 +138,50 @@ class Terms:
                 self.total = Term(node, path)
             for operand in node.args[:2]:
                 self._follow(operand, path, [node], None, outermost=False)  # type: ignore[arg-type]
+        elif shared is None and is_widening(node) and (outermost or self._adds_cast_product(node)):
+            dtype = value(node).dtype
+            self.out_dtype, self.sum_dtype = (dtype, None) if outermost else (None, dtype)
+            self._follow(node.args[0], (node, *path), [node], None, outermost)  # type: ignore[arg-type]
         elif matmul is not None:
             self.all.append(Product(node, path, shared, matmul=matmul))
         else:
             self.all.append(shared or Term(node, path))
 
+    def _adds_cast_product(self, cast: Node) -> bool:
+        """True if the op can compute what is cast: one product that nothing else uses, like those that it has so far.
+
+        It adds the products in the dtype to which they are cast.
+        """
+        node: Any = cast.args[0]
+        readers: tuple[Node, ...] = (cast,)
+        while (step := step_of(node)) is not None:
+            if not _is_alone(node, readers, step.through):
+                return False
+            node, readers = step.source, (*step.through, node)
+        found = matmul_of(node)
+        if found is None or found.scaled is not None or found.bias is not None or not _is_alone(node, readers, ()):
+            return False
+        # The op does not add products that are not cast: see `settle`.
+        return {value(term.node).dtype for term in self.products} <= {value(node).dtype, value(cast).dtype}
+
     def settle(self, world: int) -> Place:
         """Return the position of the scattered dimension, which must be the same in every term and in the sum.
 
         A product that the op cannot compute together with the others becomes an ordinary term, which is computed before
-        the op. This applies to scaled products in a sum with other matmuls. It also applies to a product that is used
-        elsewhere, if it has another layout than the others, or if another term depends on it.
+        the op. This applies to scaled products in a sum with other matmuls, and to products that are not cast in a sum
+        with products that are. It also applies to a product that is used elsewhere, if it has another layout than the
+        others, or if another term depends on it.
 
         Raises:
             SkipError: there is no such position.
         """
         if not all(map(_is_scaled, self.products)):
             self.all = [term.shared or Term(term.node, term.path) if _is_scaled(term) else term for term in self]
+        if self.sum_dtype is not None:
+            self.all = [
+                term.shared or Term(term.node, term.path) if value(term.node).dtype == self.sum_dtype else term
+                for term in self
+            ]
         place = _place(min(self, key=lambda term: term.shared is not None), world)
         for number, term in enumerate(self):
             if term.shared is not None and not _lies_at(place, term, world):
@@ -171,34 +202,9 @@ class Terms:
         return next((term for term in self if term.shared and term.node in behind), None)
 
 
-def _why_cast(node: Node) -> str:
-    """Return why a product, or a sum with one, that is cast before it is reduced cannot be fused; empty for others."""
-    if not is_cast(node) or not _has_product(node, ()):
-        return ""
-    dtype, own = value(node).dtype, value(node.args[0]).dtype  # type: ignore[arg-type]
-    return (
-        f"a product is cast to {dtype} before it is reduced, and the op returns sums of {own}: multiply {dtype}, or "
-        f"reduce {own} and cast afterwards"
-    )
-
-
-def _has_product(node: Node, scalings: tuple[Any, ...]) -> bool:
-    """True if a node is computed from a matmul by rearranging, adding, casting and ``scalings`` alone."""
-    seen, left = {node}, [node]
-    while left:
-        each = left.pop()
-        if matmul_of(each) is not None:
-            return True
-        step = step_of(each)
-        if step is not None:
-            sources = [step.source]
-        elif is_cast(each) or each.target in (*scalings, aten.add.Tensor):
-            sources = each.all_input_nodes
-        else:
-            continue
-        left += [source for source in sources if source not in seen]
-        seen.update(sources)
-    return False
+def _is_alone(node: Node, readers: Iterable[Node], through: tuple[Node, ...]) -> bool:
+    """True if nothing else uses a node, nor the nodes between it and what it rearranges."""
+    return set(node.users) <= set(readers) and all(set(part.users) <= {*through, node} for part in through)
 
 
 def _is_product(node: Node) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ....plan import Plan, Region, Step, Table
@@ -33,6 +34,7 @@ class _FusedReduction(FusedRun):
         self, call: Call, planner: Callable[..., Plan], producer: Any, output: Tensor, total: int, average: bool
     ) -> None:
         self.output, self.average, columns = output, average, output.shape[1]
+        self.dtype: torch.dtype = getattr(producer, "dtype", None) or output.dtype
         self.kernel = FlaggedKernel(call, "matmul_reduce_scatter", total, columns)
         choice, plans = call.choice, call.route.plans
         plan = plans.get("fused")
@@ -42,9 +44,9 @@ class _FusedReduction(FusedRun):
             plan = plans["fused"] = one_launch(planned)
         self.parts = bounds(total, call.world)
         self.cut = bounds(self.parts[1], choice.chunks)
-        self.product = output.new_empty(total, columns)
+        self.product = output.new_empty(total, columns, dtype=self.dtype)
         self.matmul = matmul_of(call, producer, self.product)
-        unit = self.cut[1] * columns * output.itemsize
+        unit = self.cut[1] * columns * self.dtype.itemsize
         tensors = {"output": output, "product": self.product}
         rows, row_scale, factor = self.matmul
         described = self.kernel.described([rows, *factor.tensors, row_scale], [self.product])
@@ -58,7 +60,7 @@ class _FusedReduction(FusedRun):
         """See `Run.view`."""
         owner, piece = divmod(region.start, self.call.choice.chunks)
         if region.buffer == "workspace":  # its chunks are all for the rank that has the memory
-            return self.shared(region, (self.rows_of(region.rank, piece), self.output.shape[1]), self.output.dtype)
+            return self.shared(region, (self.rows_of(region.rank, piece), self.output.shape[1]), self.dtype)
         start = self.parts[owner] + self.cut[piece]
         return (self.product if region.buffer == "product" else self.output)[start : start + self.rows_of(owner, piece)]
 

@@ -82,6 +82,7 @@ class ScatterReduction(_Reduction):
 
     def __init__(self, call: Call, producer: Producer, output: Tensor, average: bool) -> None:
         self.producer, self.output, self.average = producer, output, average
+        self.dtype = producer.dtype or output.dtype
         choice = call.choice
         planner = produce_then_reduce_scatter if choice.whole else produce_reduce_scatter
         kept = {"keep": True} if producer.kept else {}
@@ -91,19 +92,19 @@ class ScatterReduction(_Reduction):
         rows, columns = output.shape
         self.chunks = choice.chunks
         self.cut = bounds(rows, self.chunks)
-        self.stage = scratch(plan, "stage", lambda: output.new_empty(call.world, rows, columns))
-        unit = self.cut[1] * columns * output.element_size()
+        self.stage = scratch(plan, "stage", lambda: output.new_empty(call.world, rows, columns, dtype=self.dtype))
+        unit = self.cut[1] * columns * self.dtype.itemsize
         super().__init__(call, plan, [output, *producer.kept], self._tensors(), *self._described(), workspace=unit)
 
     def view(self, region: Region) -> Tensor:
         """See `Run.view`."""
         rows, columns = self.output.shape
         if region.stop - region.start > 1:  # the parts for several ranks, or for all
-            return self.shared(region, ((region.stop - region.start) * rows, columns), self.output.dtype)
+            return self.shared(region, ((region.stop - region.start) * rows, columns), self.dtype)
         rank, piece = divmod(region.start, self.chunks)
         start, stop = self.cut[piece], self.cut[piece + 1]
         if region.buffer == "workspace":
-            return self.shared(region, (stop - start, columns), self.output.dtype)
+            return self.shared(region, (stop - start, columns), self.dtype)
         if region.buffer == "stage":
             assert self.stage is not None
             return self.stage[rank, start:stop]

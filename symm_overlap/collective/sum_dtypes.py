@@ -1,0 +1,66 @@
+"""The dtypes of a sum over ranks: in which this rank's terms are added and sent, and which the result has."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from .arguments import TensorLike
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+class SumDtypes(NamedTuple):
+    """The dtypes of ``reduce_scatter((sum((A @ B).to(parts) for A, B) + addend).to(output))``.
+
+    Attributes:
+        factors: the dtype of every A, B and product.
+        parts: the dtype in which this rank's terms are added, and sent to the peers.
+        output: the dtype of the result. All ranks' parts are added in float32 or wider, and rounded to it once.
+    """
+
+    factors: torch.dtype
+    parts: torch.dtype
+    output: torch.dtype
+
+    @property
+    def named(self) -> tuple[tuple[str, torch.dtype], ...]:
+        """What is not the same dtype as all the rest, by name."""
+        added = () if self.parts == self.factors else (("factors", self.factors),)
+        return added if self.output == self.parts else (*added, ("out_dtype", self.output))
+
+
+def sum_dtypes(
+    factors: torch.dtype,
+    products: int,
+    addend: TensorLike | None = None,
+    sum_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> SumDtypes:
+    """Return the dtypes of a sum of products and an addend.
+
+    Args:
+        factors: the dtype of the factors; that of the addend if there are no products.
+        sum_dtype: in which the products are added; None: in their own.
+        out_dtype: that of the result; None: ``sum_dtype``.
+
+    Raises:
+        TypeError: a dtype is neither the one before it, nor float32 after bfloat16 or float16, or the addend has
+            another dtype than ``sum_dtype``.
+    """
+    parts = _widened("sum_dtype", sum_dtype, factors)
+    output = _widened("out_dtype", out_dtype, parts)
+    if addend is not None and addend.dtype != parts:
+        raise TypeError(f"addend is {addend.dtype}, and the products are added in {parts}: they must have one dtype")
+    # One product in half precision is sent as it is: all that is added to it comes from other ranks.
+    return SumDtypes(factors, factors if products == 1 and addend is None else parts, output)
+
+
+def _widened(name: str, dtype: torch.dtype | None, before: torch.dtype) -> torch.dtype:
+    if dtype is None or dtype == before:
+        return before
+    if before not in HALVES or dtype != torch.float32:
+        allowed = f"{before} or torch.float32" if before in HALVES else str(before)
+        raise TypeError(f"{name} is {dtype}: for sums of {before}, it can be {allowed}")
+    return dtype
