@@ -71,7 +71,7 @@ OF_TORCH := -m 'not slow' $(addprefix tests/,collective fsdp inductor nn pipelin
     $(addprefix --ignore=tests/,$(ANY_TORCH) $(TORCH_ELSEWHERE))
 
 # The tests of what C++ issues and of what its kernels do. The other GPU tests take four more minutes.
-ON_HOST_GPU := $(addprefix tests/gpu/test_,capture.py collectives.py fsdp_async.py graph_trees.py meetings.py memory_operations.py reduce.py replays.py signals.py spans.py)
+ON_HOST_GPU := $(addprefix tests/gpu/test_,capture.py collectives.py fsdp_async.py graph_trees.py meetings.py memory_operations.py reduce.py replays.py signals.py spans.py sum_dtypes.py)
 
 cuda-build: cuda-tree
 	$(CUDA_MAKE) cuda-check

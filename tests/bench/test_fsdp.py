@@ -17,7 +17,8 @@ def test_collectives_and_steps_are_timed_and_checked(tmp_path: Path, monkeypatch
     fsdp.main(["--rounds", "1", "--most", "262144", "--json", str(file)])  # which is quicker in one round is random
     rows = json.loads(file.read_text())["rows"]
     alone = [(row["collective"], row["bytes"]) for row in rows if row["part"] == "alone"]
-    assert alone == [(name, size) for name in ("all-gather", "reduce-scatter") for size in (65536, 262144)]
+    names = "all-gather", "reduce-scatter", "gradients"
+    assert alone == [(name, size) for name in names for size in (65536, 262144)]
     assert [row["width"] for row in rows if row["part"] == "step"] == [16]
     assert all(row["torch"] > 0 and row["ours"] > 0 and not row.get("wrong") for row in rows)
 

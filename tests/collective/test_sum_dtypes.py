@@ -1,7 +1,4 @@
-"""Sums over ranks whose result has another dtype than the products, or whose products are added in another one.
-
-All products are whole numbers that half precision holds, and their sums are whole numbers that it does not hold.
-"""
+"""Sums over ranks whose result has another dtype than the products, or whose products are added in another one."""
 
 from __future__ import annotations
 
@@ -11,92 +8,35 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 import symm_overlap
 from tests.collective import reference as ref
+from tests.collective.sum_dtype_cases import CASES, FLOAT32, factors, scattered, too_large
 from tests.collective.test_fused import fused
 from tests.collective.test_values import PATHS, on_path
 from tests.ranks import Pool, Rank
 from tests.transforms import choices
 
 ops = torch.ops.symm_overlap
-FLOAT32, HALVES = torch.float32, (torch.bfloat16, torch.float16)
-K = {torch.bfloat16: 760, torch.float16: 7000}  # products are below 256 and 2048, most sums are above
 
 
-def factors(me: Rank, dtype: torch.dtype, dim: int, products: int) -> tuple[list[Tensor], list[Tensor]]:
-    shape, columns = [5, 3, K[dtype]], 6 * (me.world if dim == 2 else 1)
-    if dim < 2:
-        shape[dim] *= me.world
-    As = [ref.binary(shape, dtype, seed=10 * me.rank + number) for number in range(products)]
-    return As, [ref.binary((shape[-1], columns), dtype, seed=90 + number) for number in range(products)]
-
-
-def scattered(total: Tensor, reduce_op: str, dim: int, me: Rank) -> Tensor:
-    """Return this rank's part of the sum of float32 tensors, added up in rank order."""
-    totals = [torch.empty_like(total) for _ in range(me.world)]
-    dist.all_gather(totals, total.contiguous(), me.group)
-    result = sum(totals[1:], totals[0]) / (me.world if reduce_op == "avg" else 1)
-    return result.chunk(me.world, dim)[me.rank].contiguous()
-
-
-def too_large(result: Tensor, dtype: torch.dtype) -> bool:
-    return not torch.equal(result.to(dtype).float(), result)
-
-
-def results_in_float32(me: Rank, path: Any, dtype: torch.dtype) -> None:
-    name, rounded = me.group.group_name, False
-    for dim, reduce_op in itertools.product(range(3), ("sum", "avg")):
-        (A,), (B,) = factors(me, dtype, dim, 1)
-        product = A @ B
-        expected = scattered(product.float(), reduce_op, dim, me)
-        rounded = rounded or too_large(expected, dtype)
-        with on_path(path):
-            for _ in range(2):
-                ref.same(
-                    symm_overlap.matmul_reduce_scatter(A, B, reduce_op, dim, me.group, out_dtype=FLOAT32), expected
-                )
-                ref.same(symm_overlap.reduce_scatter(product, reduce_op, dim, me.group, out_dtype=FLOAT32), expected)
-            summed = [A], [B], None, reduce_op, dim, name
-            ref.same(ops.fused_matmuls_reduce_scatter(*summed, sum_dtype=FLOAT32), expected)
-            narrow = symm_overlap.matmul_reduce_scatter(A, B, reduce_op, dim, me.group, out_dtype=dtype)
-            ref.same(narrow, expected.to(dtype))
-    assert rounded or me.world == 1
-
-
-def sums_in_float32(me: Rank, path: Any, dtype: torch.dtype) -> None:
-    name, rounded = me.group.group_name, False
-    for dim, reduce_op in itertools.product(range(3), ("sum", "avg")):
-        As, Bs = factors(me, dtype, dim, 3)
-        products = [(A @ B).float() for A, B in zip(As, Bs, strict=True)]
-        total = products[0] + products[1] + products[2]
-        rounded = rounded or too_large(total, dtype)
-        addend = ref.binary(total.shape, FLOAT32, seed=me.rank)
-        with on_path(path):
-            for extra in (None, addend):
-                expected = scattered(total if extra is None else total + extra, reduce_op, dim, me)
-                summed = As, Bs, extra, reduce_op, dim, name
-                for _ in range(2):
-                    ref.same(ops.fused_matmuls_reduce_scatter(*summed, sum_dtype=FLOAT32), expected)
-    assert rounded
-
-
-CASES = [results_in_float32, sums_in_float32]
+def on_one_path(me: Rank, case: Callable[..., None], path: Any, dtype: torch.dtype) -> None:
+    with on_path(path):
+        case(me, dtype)
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("path", PATHS, ids=str)
 def test_exact_values_on_every_path(ranks: Pool, path: Any, case: Callable[..., None]) -> None:
     for world in (1, 2, 3):
-        ranks.run(world, case, path, torch.bfloat16)
+        ranks.run(world, on_one_path, case, path, torch.bfloat16)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_exact_values_in_float16(ranks: Pool, case: Callable[..., None]) -> None:
     for path in (PATHS[1], PATHS[4]):
-        ranks.run(2, case, path, torch.float16)
+        ranks.run(2, on_one_path, case, path, torch.float16)
 
 
 def in_the_kernel(me: Rank) -> None:

@@ -9,14 +9,14 @@ pytestmark = pytest.mark.gpu
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
-def reference(partials: list[torch.Tensor], average: bool) -> torch.Tensor:
+def reference(partials: list[torch.Tensor], average: bool, dtype: torch.dtype | None = None) -> torch.Tensor:
     wide = torch.float64 if partials[0].dtype == torch.float64 else torch.float32
     total = partials[0].cpu().to(wide)
     for partial in partials[1:]:
         total = total + partial.cpu().to(wide)
     if average:  # the divisor is a tensor, because torch may multiply by the reciprocal of a number instead
         total = total / torch.full_like(total, len(partials))
-    return total.to(partials[0].dtype).to(partials[0].device)
+    return total.to(dtype or partials[0].dtype).to(partials[0].device)
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -38,6 +38,25 @@ def test_sums_are_made_in_rank_order_and_rounded_once(world: int, average: bool,
             expected = reference(partials, average)
             assert torch.equal(bits(out), bits(expected)), f"{size} elements, offset {offset}"
             assert torch.equal(bits(copy), bits(expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 7, 8])
+def test_sums_of_half_precision_can_stay_float32(world: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(world)
+    for size in (1, 7, 8, 1000, 4097, 300_001):
+        for offset, average in ((0, False), (0, True), (1, True), (4, False)):  # 4: aligned for one vector of float32
+            memory = torch.randn(world, size + 16, device="cuda").to(dtype)
+            partials = [row[:size].clone() for row in memory]
+            out = torch.full((size + 6,), float("nan"), device="cuda")[offset : offset + size]
+            after = torch.full((size + 8,), 7.0, device="cuda")
+            copy = after[offset : offset + size]
+            torch.ops.symm_overlap.reduce_partials(partials, average, out, copy)
+            expected = reference(partials, average, torch.float32)
+            assert torch.equal(bits(out), bits(expected)), f"{size} elements, offset {offset}"
+            assert torch.equal(bits(copy), bits(expected))
+            assert after[offset + size :].eq(7).all()
+            assert after[:offset].eq(7).all()
 
 
 def test_the_order_of_ranks_shows_in_the_last_bit() -> None:
@@ -90,10 +109,16 @@ def test_bad_arguments_are_refused_with_what_was_given() -> None:
         op([a] * 257, False, a)
     with pytest.raises(ValueError, match="must be contiguous"):
         op([a.t()], False, a)
-    with pytest.raises(ValueError, match="must be like out"):
+    with pytest.raises(ValueError, match="a partial must have the 16 elements of out; got 8"):
         op([a[:2]], False, a)
-    with pytest.raises(ValueError, match="must be like out"):
-        op([a.half()], False, a)
+    with pytest.raises(ValueError, match="a partial must be Float; got Half"):
+        op([a, a.half()], False, a)
+    with pytest.raises(ValueError, match="out must be Float; got Half"):
+        op([a], False, a.half())
+    with pytest.raises(ValueError, match="out must be Half; got Double"):
+        op([a.half()], False, a.double())
+    with pytest.raises(ValueError, match="copy must be Float; got Half"):
+        op([a.half()], False, a, a.half())
     with pytest.raises(TypeError, match="float32, float64, bfloat16 and float16"):
         op([a.long()], False, a.long())
 

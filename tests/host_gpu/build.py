@@ -22,12 +22,14 @@ SCOPE = "12symm_overlap4cuda"
 """The mangled namespace of the kernels, which distinguishes them from torch's kernels with the same names."""
 
 _NUMBERS = [
-    (f"I{mangled}Li{width}EE", f"<{dtype}, {width}>")
-    for dtype, mangled, widest in (
-        ("float", "f", 4),
-        ("double", "d", 2),
-        ("__nv_bfloat16", "13__nv_bfloat16", 8),
-        ("__half", "6__half", 8),
+    (f"I{mangled}Li{width}EE", f"<{dtypes}, {width}>")
+    for dtypes, mangled, widest in (
+        ("float, float", "ff", 4),
+        ("double, double", "dd", 2),
+        ("__nv_bfloat16, __nv_bfloat16", "13__nv_bfloat16S3_", 8),  # S3_ stands for the type before it
+        ("__half, __half", "6__halfS3_", 8),
+        ("__nv_bfloat16, float", "13__nv_bfloat16f", 8),
+        ("__half, float", "6__halff", 8),
     )
     for width in (widest, 1)
 ]

@@ -1,0 +1,79 @@
+"""Sums over ranks whose result has another dtype than the products, or whose products are added in another one.
+
+All products are whole numbers that half precision holds, and most of their sums are whole numbers that it does not
+hold. The functions here use the path that the caller has chosen.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import symm_overlap
+from tests.collective import reference as ref
+from tests.ranks import Rank
+
+ops = torch.ops.symm_overlap
+FLOAT32 = torch.float32
+K = {torch.bfloat16: 760, torch.float16: 7000}  # products are below 256 and 2048, most sums are above
+
+
+def factors(me: Rank, dtype: torch.dtype, dim: int, products: int) -> tuple[list[Tensor], list[Tensor]]:
+    shape, columns = [5, 3, K[dtype]], 6 * (me.world if dim == 2 else 1)
+    if dim < 2:
+        shape[dim] *= me.world
+    As = [ref.binary(shape, dtype, seed=10 * me.rank + number).to(me.device) for number in range(products)]
+    return As, [ref.binary((shape[-1], columns), dtype, seed=90 + number).to(me.device) for number in range(products)]
+
+
+def scattered(total: Tensor, reduce_op: str, dim: int, me: Rank) -> Tensor:
+    """Return this rank's part of the sum of float32 tensors, added up in rank order."""
+    mine = total.cpu().contiguous()
+    totals = [torch.empty_like(mine) for _ in range(me.world)]
+    dist.all_gather(totals, mine, me.group)
+    result = sum(totals[1:], totals[0]) / (me.world if reduce_op == "avg" else 1)
+    return result.chunk(me.world, dim)[me.rank].contiguous().to(total.device)
+
+
+def too_large(result: Tensor, dtype: torch.dtype) -> bool:
+    """True if a dtype does not hold the result."""
+    return not torch.equal(result.to(dtype).float(), result)
+
+
+def results_in_float32(me: Rank, dtype: torch.dtype) -> None:
+    rounded = False
+    for dim, reduce_op in itertools.product(range(3), ("sum", "avg")):
+        (A,), (B,) = factors(me, dtype, dim, 1)
+        product = A @ B
+        expected = scattered(product.float(), reduce_op, dim, me)
+        rounded = rounded or too_large(expected, dtype)
+        reduced = reduce_op, dim, me.group
+        for _ in range(2):
+            ref.same(symm_overlap.matmul_reduce_scatter(A, B, *reduced, out_dtype=FLOAT32), expected)
+            ref.same(symm_overlap.reduce_scatter(product, *reduced, out_dtype=FLOAT32), expected)
+        summed = [A], [B], None, reduce_op, dim, me.group_name
+        ref.same(ops.fused_matmuls_reduce_scatter(*summed, sum_dtype=FLOAT32), expected)
+        ref.same(symm_overlap.matmul_reduce_scatter(A, B, *reduced, out_dtype=dtype), expected.to(dtype))
+    assert rounded or me.world == 1
+
+
+def sums_in_float32(me: Rank, dtype: torch.dtype) -> None:
+    rounded = False
+    for dim, reduce_op in itertools.product(range(3), ("sum", "avg")):
+        As, Bs = factors(me, dtype, dim, 3)
+        products = [(A @ B).float() for A, B in zip(As, Bs, strict=True)]
+        total = products[0] + products[1] + products[2]
+        rounded = rounded or too_large(total, dtype)
+        addend = ref.binary(total.shape, FLOAT32, seed=me.rank).to(me.device)
+        for extra in (None, addend):
+            expected = scattered(total if extra is None else total + extra, reduce_op, dim, me)
+            summed = As, Bs, extra, reduce_op, dim, me.group_name
+            for _ in range(2):
+                ref.same(ops.fused_matmuls_reduce_scatter(*summed, sum_dtype=FLOAT32), expected)
+    assert rounded
+
+
+CASES = [results_in_float32, sums_in_float32]
