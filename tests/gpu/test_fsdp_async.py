@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 import symm_overlap.fsdp
-from symm_overlap.fsdp.communication.memory import Memory
+from symm_overlap.fsdp.communication.memory import REDUCE, Memory
 from symm_overlap.fsdp.communication.torch_protocol import SlotAllGather, SlotReduceScatter
 from symm_overlap.settings import current
 from tests.gpu.conftest import WAITS, Worlds
@@ -110,6 +110,25 @@ def calls_beside(me: Rank, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["gather", "reduce"])
 def test_a_call_does_not_hold_up_what_follows(gpu_ranks: Worlds, kind: str, waits: str) -> None:
     gpu_ranks.run(2, calls_beside, kind, waits=waits)
+
+
+def gradients_as_they_are(me: Rank) -> None:
+    """bfloat16 holds 255 and 254, and not their sum."""
+    memory = Memory(current(), 3)
+    comm = SlotReduceScatter(PARAMS, memory)
+    for number in range(4):
+        slots = memory.slots(REDUCE, me.group, me.device)
+        assert slots is not None
+        given, output = slots.allocate((me.world * N,), torch.bfloat16), full(me, -1.0)
+        work = comm(output, given.fill_(255.0 - me.rank), me.group, dist.ReduceOp.SUM, number % 2 == 1)
+        if work is not None:
+            work.wait()
+        agree(output, torch.full((N,), 509.0))
+
+
+@pytest.mark.parametrize("waits", WAITS)
+def test_gradients_in_half_precision_are_summed_in_float32(gpu_ranks: Worlds, waits: str) -> None:
+    gpu_ranks.run(2, gradients_as_they_are, waits=waits)
 
 
 def model_of(me: Rank, layers: int) -> tuple[nn.Sequential, list[Tensor]]:
