@@ -52,5 +52,7 @@ def keys_of(problem: Problem, order: str | None) -> tuple[str, str]:
     """
     part = f"m={problem.m} n={problem.n} k={problem.k} rows={problem.rows} nbytes={problem.nbytes}"
     kind = f"{problem.op} {part} {str(problem.dtype).removeprefix('torch.')}"
+    if problem.factors != problem.dtype and not problem.op_kind.scaled:
+        kind += f", factors {str(problem.factors).removeprefix('torch.')}"
     summed = "" if order != "any" or problem.op_kind.gathers else ", summed in any order"
     return f"{problem}{summed}", f"{kind}{summed}"

@@ -109,6 +109,16 @@ def test_what_was_measured_for_the_very_call_goes_before_what_was_for_its_kind()
     assert tuned_for(measured, problem("all_gather_matmul", 8, 4, 4, torch.float32, 2, "cuda"), None) is None
 
 
+def test_sums_in_float32_are_of_another_kind_if_their_factors_are_not_float32() -> None:
+    wide, half = (
+        problem("matmul_reduce_scatter", 8, 4, 4, torch.float32, 2, "cpu", factors=factors)
+        for factors in (torch.float32, torch.bfloat16)
+    )
+    measured = {("cpu", keys_of(wide, None)[1]): Tuned(((Candidate("pipelined", 2), 1.0),))}
+    assert tuned_for(measured, wide, None) is not None
+    assert tuned_for(measured, half, None) is None
+
+
 def orders(me: Rank, file: Path) -> list[str]:
     """If the order of summation is free, a candidate for a whole sum may be one launch of the vendor's library.
 
