@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ....plan import Plan, Region, Step, Table
 from ....runtime import Sum, Work, carry_out
+from ...parts import Producer
 from ...planners import fused_matmul_all_reduce, fused_matmul_reduce_scatter, one_launch
 from ..bounds import bounds, piece_rows
 from ..call import Call
@@ -28,13 +29,21 @@ class _FusedReduction(FusedRun):
         total: the number of rows of the product, which are divided among ranks. It need not be a multiple of the world
             size.
         average: whether the sum is divided by the world size.
+        dtype: the dtype of the product; None: that of the output.
     """
 
     def __init__(
-        self, call: Call, planner: Callable[..., Plan], producer: Any, output: Tensor, total: int, average: bool
+        self,
+        call: Call,
+        planner: Callable[..., Plan],
+        producer: Any,
+        output: Tensor,
+        total: int,
+        average: bool,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self.output, self.average, columns = output, average, output.shape[1]
-        self.dtype: torch.dtype = getattr(producer, "dtype", None) or output.dtype
+        self.dtype = dtype or output.dtype
         self.kernel = FlaggedKernel(call, "matmul_reduce_scatter", total, columns)
         choice, plans = call.choice, call.route.plans
         plan = plans.get("fused")
@@ -88,8 +97,9 @@ class _FusedReduction(FusedRun):
 class FusedScatterReduction(_FusedReduction):
     """See `symm_overlap.collective.exchange.fused.reduce_scatter`."""
 
-    def __init__(self, call: Call, producer: Any, output: Tensor, average: bool) -> None:
-        super().__init__(call, fused_matmul_reduce_scatter, producer, output, call.world * output.shape[0], average)
+    def __init__(self, call: Call, producer: Producer, output: Tensor, average: bool) -> None:
+        total = call.world * output.shape[0]
+        super().__init__(call, fused_matmul_reduce_scatter, producer, output, total, average, producer.dtype)
 
     def view(self, region: Region) -> Tensor:
         """See `Run.view`."""
