@@ -9,7 +9,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import symm_overlap
 from tests.collective import reference as ref
-from tests.collective.test_errors import good, t
+from tests.collective.bad_calls import t
+from tests.collective.test_errors import good
 from tests.ranks import Pool, Rank
 
 
