@@ -11,8 +11,15 @@ from .arguments import TensorLike
 HALVES = (torch.bfloat16, torch.float16)
 
 
+def sent_in(dtype: torch.dtype, output: torch.dtype) -> torch.dtype:
+    """Return the dtype in which a term of a sum is sent: its own, if no bit of the sum depends on that, else that of
+    the sum.
+    """
+    return dtype if dtype in HALVES and output == torch.float32 else output
+
+
 class SumDtypes(NamedTuple):
-    """The dtypes of ``reduce_scatter((sum((A @ B).to(parts) for A, B) + addend).to(output))``.
+    """The dtypes of ``reduce_scatter((sum((A @ B).to(parts) for A, B) + addend.to(parts)).to(output))``.
 
     Attributes:
         factors: the dtype of every A, B and product.
@@ -47,12 +54,12 @@ def sum_dtypes(
 
     Raises:
         TypeError: a dtype is neither the one before it, nor float32 after bfloat16 or float16, or the addend has
-            another dtype than ``sum_dtype``.
+            neither ``sum_dtype`` nor the dtype of the factors.
     """
     parts = _widened("sum_dtype", sum_dtype, factors)
     output = _widened("out_dtype", out_dtype, parts)
-    if addend is not None and addend.dtype != parts:
-        raise TypeError(f"addend is {addend.dtype}, and the products are added in {parts}: they must have one dtype")
+    if addend is not None and addend.dtype not in (factors, parts):
+        raise TypeError(f"addend is {addend.dtype}, and products of {factors} are added in {parts}: give one of these")
     # One product in half precision is sent as it is: all that is added to it comes from other ranks.
     return SumDtypes(factors, factors if products == 1 and addend is None else parts, output)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from math import prod
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ __all__ = [
     "ReduceScatter",
     "all_gather_work",
     "buffers_of_reductions",
-    "bytes_of",
     "device_of",
     "drop_unused_gather",
     "forward_order",
@@ -102,26 +100,6 @@ def one_communicator(params: ParamGroup) -> bool:
     if any(hasattr(comm, "own_order") and comm.own_order() for comm in comms):
         return False
     return gathers_in(params) is reduces_in(params)
-
-
-def bytes_of(params: ParamGroup) -> tuple[int, int]:
-    """Return the bytes of a gather's output and of a reduce-scatter's input, as far as known before the first one.
-
-    Parameters with an extension (``fsdp_pre_all_gather``) may turn out to need more.
-    """
-    world = params.mesh_info.shard_mesh_size
-    gathered = reduced = itemsize = 0
-    for each in params.fsdp_params:
-        policy = each.mp_policy  # since torch 2.15, parameters of a group may have different ones
-        numel, own = world * prod(each.padded_sharded_param_size), each.sharded_param.dtype
-        dtype = policy.param_dtype if policy.param_dtype is not None and own.is_floating_point else own
-        gathered += numel * dtype.itemsize
-        if each.sharded_param.requires_grad:
-            # Without a dtype for reductions, torch 2.15 reduces in the dtype in which gradients accumulate.
-            reduce_dtype = policy.reduce_dtype or getattr(each, "sharded_grad_dtype", None) or dtype
-            sent = dtype if dtype.itemsize == 2 and reduce_dtype == torch.float32 else reduce_dtype  # SlotReduceScatter
-            reduced, itemsize = reduced + numel, max(itemsize, sent.itemsize)
-    return gathered, reduced * itemsize  # one dtype for all gradients
 
 
 def prefetch_depth(module: FSDPModule) -> int:

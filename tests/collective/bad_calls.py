@@ -174,10 +174,10 @@ BAD = {
     "an addend of another dtype than the sum": Bad(
         "s",
         lambda name: ops.fused_matmuls_reduce_scatter(
-            [h(4, 3)], [h(3, 2)], h(4, 2), "sum", 0, name, sum_dtype=torch.float32
+            [h(4, 3)], [h(3, 2)], h(4, 2).half(), "sum", 0, name, sum_dtype=torch.float32
         ),
         TypeError,
-        ("addend is torch.bfloat16", "added in torch.float32"),
+        ("addend is torch.float16", "products of torch.bfloat16 are added in torch.float32"),
     ),
     "a sum in another half": Bad(
         "s",

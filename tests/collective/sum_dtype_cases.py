@@ -68,7 +68,7 @@ def sums_in_float32(me: Rank, dtype: torch.dtype) -> None:
         total = products[0] + products[1] + products[2]
         rounded = rounded or too_large(total, dtype)
         addend = ref.binary(total.shape, FLOAT32, seed=me.rank).to(me.device)
-        for extra in (None, addend):
+        for extra in (None, addend, addend.to(dtype)):
             expected = scattered(total if extra is None else total + extra, reduce_op, dim, me)
             summed = As, Bs, extra, reduce_op, dim, me.group_name
             for _ in range(2):

@@ -119,7 +119,12 @@ def under_autocast(me: Rank) -> None:
     A, B = ref.binary((4 * me.world, 760), FLOAT32, seed=me.rank), ref.binary((760, 5), FLOAT32, seed=9)
     with torch.autocast("cpu", torch.bfloat16):
         found = symm_overlap.matmul_reduce_scatter(A, B, "sum", 0, me.group, out_dtype=FLOAT32)
-    ref.same(found, scattered((A.bfloat16() @ B.bfloat16()).float(), "sum", 0, me))
+    product = (A.bfloat16() @ B.bfloat16()).float()
+    ref.same(found, scattered(product, "sum", 0, me))
+    addend = ref.binary(product.shape, FLOAT32, seed=me.rank)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = ops.fused_matmuls_reduce_scatter([A], [B], addend, "sum", 0, me.group_name, sum_dtype=FLOAT32)
+    ref.same(found, scattered(product + addend, "sum", 0, me))
 
 
 def test_autocast_casts_the_factors(ranks: Pool) -> None:

@@ -14,9 +14,11 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 import symm_overlap.fsdp
 from symm_overlap.fsdp._torch import groups_of, state_of
 from symm_overlap.fsdp.communication import collectives
+from symm_overlap.fsdp.communication.memory import REDUCE
 from symm_overlap.fsdp.communication.torch_protocol import SlotReduceScatter
+from symm_overlap.plan.layout import ALIGNMENT
 from tests.fsdp.trained import blocks, loss_of, model, sharded, train
-from tests.ranks import Pool, Rank
+from tests.ranks import Pool, Rank, RankError
 
 Step = Callable[[Any, int], Tensor]
 HALVES = [torch.bfloat16, torch.float16]
@@ -159,3 +161,55 @@ def other_gradients(me: Rank) -> None:
 
 def test_gradients_are_announced_once_however_often_apply_is_called(ranks: Pool) -> None:
     ranks.run(2, other_gradients)
+
+
+def uneven(me: Rank, how: str, half_gradients: bool) -> None:
+    """Rank 0 has two batches a step, and rank 1 has one. Nothing is gathered between the two."""
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    made: Any = sharded(me, model(torch.float32), mp_policy=policy, reshard_after_forward=False)
+    symm_overlap.fsdp.apply(made, half_gradients=half_gradients)
+    made.set_reshard_after_backward(False)
+    numbers = range(2 - me.rank)
+    for number in numbers:
+        made.set_requires_gradient_sync(number == numbers[-1])
+        if how == "resharded at the end":
+            made.set_reshard_after_backward(number == numbers[-1])
+        plain(me, made, number)
+
+
+@pytest.mark.parametrize(
+    ("how", "half_gradients"), [("never resharded", True), ("never resharded", False), ("resharded at the end", False)]
+)
+def test_ranks_may_add_up_different_numbers_of_gradients(ranks: Pool, how: str, half_gradients: bool) -> None:
+    ranks.run(2, uneven, how, half_gradients)
+
+
+def test_if_that_is_noticed_too_late_the_error_says_what_to_do(fresh_ranks: Callable[..., Pool]) -> None:
+    """A rank cannot know that the other one has added up gradients, as it would send them in its own way."""
+    with pytest.raises(RankError) as raised:
+        fresh_ranks(2).run(2, uneven, "resharded at the end", True)
+    for text in raised.value.failures.values():
+        assert "symm_overlap.fsdp.apply(model, half_gradients=False)" in text
+
+
+def reserved(me: Rank) -> None:
+    found = []
+    for half_gradients, unused in ((True, False), (True, True), (False, False)):
+        made: Any = sharded(me, model(torch.float32), mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+        if unused and not hasattr(made, "set_reduce_scatter_unused_params"):
+            continue  # torch 2.11
+        for module in (*blocks(made), made):
+            if unused:
+                module.set_reduce_scatter_unused_params(True)
+        symm_overlap.fsdp.apply(made, half_gradients=half_gradients)
+        slots = groups_of(state_of(made))[0]._reduce_scatter_comm._memory.slots(REDUCE, me.group, me.device)
+        before = slots.nbytes
+        plain(me, made, 0)
+        assert slots.nbytes == before
+        found.append(before)
+    small, *large = found
+    assert all(each >= 2 * small - ALIGNMENT for each in large)
+
+
+def test_the_memory_for_reductions_is_reserved_for_what_is_sent(ranks: Pool) -> None:
+    ranks.run(2, reserved)

@@ -216,13 +216,51 @@ def a_cast_product_that_all_ranks_get(world: int, name: str, new: New) -> Any:
     return reduce(half_product(4 * world, 5, new).float(), name)
 
 
-@skipped("a product is cast before it is reduced, and the product or the sum is used elsewhere too")
+@fused(1)
+def a_sum_of_cast_and_other_products_is_used_elsewhere(world: int, name: str, new: New) -> Any:
+    """The op returns the sum, and does not cast what it adds."""
+    total = half_product(4 * world, 5, new).float() + new(4 * world, 3).float() @ new(3, 5).float()
+    return scatter(total, world, name), total
+
+
+@skipped("products are cast before they are added, and the sum is used elsewhere too")
+def a_sum_of_cast_products_is_used_elsewhere(world: int, name: str, new: New) -> Any:
+    total = half_product(4 * world, 5, new).float() + half_product(4 * world, 5, new).float()
+    return scatter(total, world, name), total
+
+
+@fused(1)
+def a_cast_product_whose_rows_are_in_another_order(world: int, name: str, new: New) -> Any:
+    """It is computed before the op."""
+    turned = half_product(4 * world, 5, new).view(2, 2 * world, 5).transpose(0, 1).reshape(4 * world, 5)
+    return scatter(turned.float() + new(4 * world, 3).float() @ new(3, 5).float(), world, name)
+
+
+@fused(2)
+def the_longer_products_of_a_sum_are_fused(world: int, name: str, new: New) -> Any:
+    long = [new(4 * world, 6).float() @ new(6, 5).float() for _ in range(2)]
+    return scatter(half_product(4 * world, 5, new, 2).float() + long[0] + long[1], world, name)
+
+
+@fused(1)
+def a_batch_of_matmuls_beside_a_matrix(world: int, name: str, new: New) -> Any:
+    product = torch.bmm(new(2, 2 * world, 3), new(3, 5).expand(2, 3, 5)).view(4 * world, 5)
+    return scatter(product + new(4 * world, 5).relu(), world, name)
+
+
+@fused(2)
+def a_batch_of_matmuls_beside_a_matmul_with_a_bias(world: int, name: str, new: New) -> Any:
+    product = torch.bmm(new(2, 2 * world, 3), new(3, 5).expand(2, 3, 5)).view(4 * world, 5)
+    return scatter(product + torch.addmm(new(5), new(4 * world, 4), new(4, 5)), world, name)
+
+
+@skipped("a product is cast before it is reduced, and is used elsewhere too")
 def a_product_that_is_cast_and_also_kept(world: int, name: str, new: New) -> Any:
     product = half_product(4 * world, 5, new)
     return scatter(product.float(), world, name), product
 
 
-@skipped("a product is cast to torch.float32 before it is reduced, and the op returns sums of torch.")
+@skipped("a product is cast before it is reduced, and it or its cast is used elsewhere too, or it has a bias")
 def the_cast_product_is_used_elsewhere(world: int, name: str, new: New) -> Any:
     wide = half_product(4 * world, 5, new).float()
     return scatter(wide, world, name), wide

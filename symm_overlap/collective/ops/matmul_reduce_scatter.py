@@ -65,7 +65,7 @@ def matmul_reduce_scatter(
         scatter_dim: any dimension of ``A @ B`` whose size is a multiple of the world size.
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
         out_dtype: the dtype of the result: that of the product, which is the default, or float32 for sums of bfloat16
-            and float16. The products are sent in their own dtype in any case.
+            and float16. Products are sent in their own dtype, unless `sum_order` lets the library add them.
 
     Returns:
         This rank's part, contiguous. It has the same bits in every run: products are added up in rank order, unless
@@ -171,6 +171,8 @@ def scatter_sum(
     like = first if first.dtype == scattered.dtype else first.new_empty(0, dtype=scattered.dtype)
     output = call.backend.new_output(like, *scattered.part)
     dtype = scattered.problem.dtype
+    if addend is not None and addend.dtype != dtype:
+        addend = addend.to(dtype)
     producer = ScatteredProducts(call.backend, As, Bs, addend, scattered.scatter_dim, peers.world, dtype)
     exchange_of(call).reduce_scatter(call, producer, matrix(output), scattered.average)
     return output

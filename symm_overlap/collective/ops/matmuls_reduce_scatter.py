@@ -5,7 +5,7 @@ caller that used the gathered tensor itself contributes its gradient. `matmul_re
 Equivalent to::
 
     products = [(A @ B).to(sum_dtype or A.dtype) for A, B in zip(As, Bs)]
-    total = sum(products) + addend
+    total = sum(products) + addend.to(sum_dtype or addend.dtype)
     reduce_scatter(total.to(out_dtype or total.dtype), reduce_op, scatter_dim, group)
 
 Autocast makes such sums: products of half-precision factors are cast to float32, and then added and reduced. Whatever

@@ -46,7 +46,7 @@ def reduce_scatter(
         scatter_dim: any dimension whose size is a multiple of the world size.
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
         out_dtype: the dtype of the result: that of ``X``, which is the default, or float32 for sums of bfloat16 and
-            float16. ``X`` is sent in its own dtype in any case.
+            float16. ``X`` is sent in its own dtype, unless `sum_order` lets the library add.
 
     Returns:
         This rank's part, contiguous. It has the same bits in every run unless `sum_order` says otherwise. Its gradient

@@ -1,14 +1,41 @@
-"""The private APIs of FSDP2 that show which gradients it is about to reduce. Checked on torch 2.11.0, 2.13.0, 2.14.1
-and 2.15.0."""
+"""The private APIs of FSDP2 that show how much is sent, and which gradients are about to be reduced. Checked on torch
+2.11.0, 2.13.0, 2.14.1 and 2.15.0."""
 
 from __future__ import annotations
 
 import weakref
+from math import prod
 from typing import Any
 
 import torch
 
-__all__ = ["announce_gradients"]
+from ...collective.sum_dtypes import sent_in
+
+__all__ = ["announce_gradients", "bytes_of"]
+
+
+def bytes_of(params: Any, halves: bool) -> tuple[int, int]:
+    """Return the bytes of a gather's output and of a reduce-scatter's input, as far as known before the first one.
+
+    Parameters with an extension (``fsdp_pre_all_gather``) may turn out to need more.
+
+    Args:
+        halves: whether gradients in half precision are sent as they are if that is possible.
+    """
+    halves = halves and not _completes_gradients(params)
+    world = params.mesh_info.shard_mesh_size
+    gathered = reduced = itemsize = 0
+    for each in params.fsdp_params:
+        policy = each.mp_policy  # since torch 2.15, parameters of a group may have different ones
+        numel, own = world * prod(each.padded_sharded_param_size), each.sharded_param.dtype
+        dtype = policy.param_dtype if policy.param_dtype is not None and own.is_floating_point else own
+        gathered += numel * dtype.itemsize
+        if each.sharded_param.requires_grad:
+            # Without a dtype for reductions, torch 2.15 reduces in the dtype in which gradients accumulate.
+            reduce_dtype = policy.reduce_dtype or getattr(each, "sharded_grad_dtype", None) or dtype
+            sent = sent_in(dtype, reduce_dtype) if halves else reduce_dtype
+            reduced, itemsize = reduced + numel, max(itemsize, sent.itemsize)
+    return gathered, reduced * itemsize  # one dtype for all gradients
 
 
 def announce_gradients(params: Any) -> None:
@@ -36,11 +63,13 @@ def announce_gradients(params: Any) -> None:
 
 
 def _dtypes(params: Any) -> set[torch.dtype]:
-    """Return the dtypes of the gradients that a group would reduce now. The set is empty if this is not known, because
-    some gradients are made only then.
+    """Return the dtypes of the gradients that a group would reduce now. The set is empty if they may be others, or
+    others on other ranks.
     """
-    completes = hasattr(params, "_get_partial_reduce_grad") and params._partial_reduce_output is not None  # torch 2.15
-    if completes or getattr(params, "reduce_scatter_unused_params", False):
+    # Torch 2.15 also makes zeros for what an earlier backward pass has reduced, but not over all ranks.
+    partial = hasattr(params, "_get_partial_reduce_grad") and params._partial_reduce_output is not None
+    # If parameters stay gathered, a rank may run more backward passes than others before they reduce.
+    if partial or _completes_gradients(params) or not params.reshard_after_backward:
         return set()
     found = set()
     for each in params.fsdp_params:
@@ -49,3 +78,8 @@ def _dtypes(params: Any) -> set[torch.dtype]:
             grad = each._unsharded_param.grad if accumulated is None else accumulated
             found |= set() if grad is None else {grad.dtype}
     return found
+
+
+def _completes_gradients(params: Any) -> bool:
+    """True if zeros are reduced for parameters without a gradient. Since torch 2.15, they may have another dtype."""
+    return bool(getattr(params, "reduce_scatter_unused_params", False))

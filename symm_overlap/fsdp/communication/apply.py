@@ -10,20 +10,13 @@ from torch.distributed.fsdp import FSDPModule
 
 from ...runtime import TRAITS
 from ...settings import current
-from .._torch import (
-    buffers_of_reductions,
-    bytes_of,
-    groups_of,
-    groups_of_gathers,
-    prefetch_depth,
-    reduces_in,
-    state_of,
-)
+from .._torch import buffers_of_reductions, groups_of, groups_of_gathers, prefetch_depth, reduces_in, state_of
+from ._torch import bytes_of
 from .memory import GATHER, REDUCE, Memory
 from .torch_protocol import SlotAllGather, SlotReduceScatter
 
 
-def apply(model: nn.Module, *, slots: int | None = None) -> None:
+def apply(model: nn.Module, *, slots: int | None = None, half_gradients: bool = True) -> None:
     """Let FSDP2 gather parameters and reduce gradients through symmetric memory, in every ``fully_shard`` module.
 
     Equivalent to FSDP2 without it, except for the order in which gradients are added. It sets ::
@@ -50,6 +43,8 @@ def apply(model: nn.Module, *, slots: int | None = None) -> None:
             number of modules that a module is set to prefetch. On devices with streams it is at least three, since
             torch prefetches one module by default. If more outputs are alive in a step, all ranks allocate more in that
             step.
+        half_gradients: whether gradients in bfloat16 or float16 that are reduced in float32 are sent as they are, which
+            changes no bit. Set it to False if ranks run different numbers of backward passes before they reduce.
 
     Raises:
         ValueError: no module of the model is sharded by ``fully_shard``, or ``slots`` is below 2.
@@ -63,7 +58,7 @@ def apply(model: nn.Module, *, slots: int | None = None) -> None:
     left: defaultdict[str, list[str]] = defaultdict(list)
     memory = Memory(current(), slots or 2 + _ahead([module for _, module in modules]))
     for name, module in modules:
-        for why in _set(module, memory):
+        for why in _set(module, memory, half_gradients):
             left[why].append(name or type(module).__name__)
     memory.reserve()
     for why, names in left.items():
@@ -77,7 +72,7 @@ def _ahead(modules: list[FSDPModule]) -> int:
     return max(int(implicit), *map(prefetch_depth, modules))
 
 
-def _set(module: FSDPModule, memory: Memory) -> list[str]:
+def _set(module: FSDPModule, memory: Memory, half_gradients: bool) -> list[str]:
     """Set the communication of a module. Return the reasons why some of it is left to torch, if any."""
     groups = groups_of(state_of(module))
     if not groups:  # all of its parameters are in inner modules that are sharded on their own
@@ -88,10 +83,10 @@ def _set(module: FSDPModule, memory: Memory) -> list[str]:
     gathers = groups_of_gathers(params)
     if not gathers:
         return ["its parameters are replicated, not sharded"]
-    gathered, reduced = bytes_of(params)
+    gathered, reduced = bytes_of(params, half_gradients)
     device, buffers = params.device, buffers_of_reductions(params)
     whys = [memory.require(GATHER, group, device, gathered) for group in gathers]
     whys.append(memory.require(REDUCE, reduces_in(params), device, reduced, 1 + buffers))
     module.set_custom_all_gather(SlotAllGather(params, memory))
-    module.set_custom_reduce_scatter(SlotReduceScatter(params, memory))
+    module.set_custom_reduce_scatter(SlotReduceScatter(params, memory, half_gradients))
     return sorted({why for why in whys if why})

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...collective.exchange.route import digest_of
+from ...collective.sum_dtypes import sent_in
 from ...plan import Region, Step
 from ...runtime import Operand, Part, Sum, Work
 from .planners import gather_in_slot, reduce_in_slot
@@ -16,9 +17,6 @@ from .slots import Bound, Slots
 
 SUMMED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """The dtypes that reduce-scatters accept. All-gathers accept any."""
-
-HALVES = (torch.bfloat16, torch.float16)
-"""The dtypes of which a reduce-scatter can also return the float32 sum."""
 
 
 def all_gather(slots: Slots, output: Tensor, input: Tensor, caller: int = 0) -> Any:
@@ -132,8 +130,8 @@ def _require_fitting(
     """Raise ValueError unless two tensors fit each other. ``widens``: whether the small one may be the float32 sum of
     bfloat16 or float16.
     """
-    widened = widens and large.dtype in HALVES and small.dtype == torch.float32
-    fits = large.numel() == world * small.numel() and (widened or large.dtype == small.dtype)
+    sent = sent_in(large.dtype, small.dtype) if widens else small.dtype
+    fits = large.numel() == world * small.numel() and large.dtype == sent
     if not fits or large.device != small.device or not (large.is_contiguous() and small.is_contiguous()):
         raise ValueError(
             f"{name_of_large} of {large.dtype}, shape {tuple(large.shape)}, strides {large.stride()} on {large.device} "

@@ -7,7 +7,8 @@ torch.distributed, as FSDP2 does by default.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from math import prod
 from typing import Any
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..._torch import all_gather_single, reduce_scatter_single
+from ...collective.sum_dtypes import sent_in
 from .._torch import AllGather, ParamGroup, ReduceScatter, gathers_in, reduces_in
 from . import collectives
 from ._torch import announce_gradients
@@ -81,13 +83,17 @@ class SlotReduceScatter(ReduceScatter):
 
     Args:
         params, memory: see `SlotAllGather`.
+        half_gradients: see `symm_overlap.fsdp.apply`.
     """
 
-    def __init__(self, params: ParamGroup, memory: Memory) -> None:
+    def __init__(self, params: ParamGroup, memory: Memory, half_gradients: bool = True) -> None:
         self._params, self._memory, self._number = weakref.ref(params), memory, memory.number()
         self._input: tuple[int, torch.dtype] | None = None  # for which the last slot was handed out
-        self._half: torch.dtype | None = None  # that of all gradients, if they are sent as they are
-        self._adds_up = False  # whether a backward pass since the last reduction has not reduced
+        self._half_gradients = half_gradients
+        self._dtype: torch.dtype | None = None  # that of all gradients, if it is known
+        before = getattr(params, "_reduce_scatter_comm", None)
+        # Whether a backward pass since the last reduction has not reduced.
+        self._adds_up: bool = isinstance(before, SlotReduceScatter) and before._adds_up
         announce_gradients(params)
 
     def expect(self, dtypes: set[torch.dtype], reduces: bool) -> None:
@@ -95,10 +101,11 @@ class SlotReduceScatter(ReduceScatter):
 
         All ranks have to send the same dtype. Gradients of several backward passes are added up in the dtype of the
         reduction, but maybe only on some ranks, because others did not use these parameters. So after a backward pass
-        that has not reduced, which is the same on all ranks, gradients are sent in the dtype of the reduction.
+        that has not reduced, gradients are sent in the dtype of the reduction. This assumes that all ranks have run
+        equally many backward passes since the last reduction.
         """
-        half = reduces and not self._adds_up and len(dtypes) == 1 and dtypes <= set(collectives.HALVES)
-        self._input, self._half = None, next(iter(dtypes)) if half else None
+        known = self._half_gradients and reduces and not self._adds_up and len(dtypes) == 1
+        self._input, self._dtype = None, next(iter(dtypes)) if known else None
         self._adds_up = self._adds_up or not reduces
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -113,7 +120,8 @@ class SlotReduceScatter(ReduceScatter):
         if slots is None or numel == 0 or asked == (slots.world * numel, dtype):
             return torch.empty(shape, dtype=dtype, device=device)
         self._input = numel, dtype
-        return slots.allocate(shape, self._half if self._half and dtype == torch.float32 else dtype)
+        with self._explained(dtype):
+            return slots.allocate(shape, dtype if self._dtype is None else sent_in(self._dtype, dtype))
 
     def __call__(
         self,
@@ -125,14 +133,33 @@ class SlotReduceScatter(ReduceScatter):
     ) -> dist.Work | None:
         """See `symm_overlap.fsdp.communication.collectives.reduce_scatter`."""
         slots = self._memory.slots(REDUCE, group, output_tensor.device)
-        self._input, self._half, self._adds_up = None, None, False
+        self._input, self._dtype, self._adds_up = None, None, False
         if slots is None:
             return reduce_scatter_single(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
-        if not async_op:
-            collectives.reduce_scatter(slots, output_tensor, input_tensor, op, self._number)
-            return None
-        with slots.beside(output_tensor, input_tensor):
-            return Issued(collectives.reduce_scatter(slots, output_tensor, input_tensor, op, self._number))
+        with self._explained(output_tensor.dtype):
+            if not async_op:
+                collectives.reduce_scatter(slots, output_tensor, input_tensor, op, self._number)
+                return None
+            with slots.beside(output_tensor, input_tensor):
+                return Issued(collectives.reduce_scatter(slots, output_tensor, input_tensor, op, self._number))
+
+    @contextmanager
+    def _explained(self, dtype: torch.dtype) -> Iterator[None]:
+        """Add to an error of a reduction in this dtype that ranks may have sent gradients of different dtypes."""
+        try:
+            yield
+        except dist.DistBackendError as error:
+            text = str(error)
+            possible = self._half_gradients and dtype == torch.float32 and "in a different call" in text
+            if not possible or _UNEQUAL in text:
+                raise
+            raise dist.DistBackendError(f"{text} {_UNEQUAL}") from error
+
+
+_UNEQUAL = (
+    "If ranks run different numbers of backward passes before they reduce (set_requires_gradient_sync), call "
+    "symm_overlap.fsdp.apply(model, half_gradients=False): then all of them send gradients in float32."
+)
 
 
 class Issued(dist.Work):

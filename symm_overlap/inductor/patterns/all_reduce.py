@@ -118,8 +118,8 @@ def _in_rank_order(write: Writer, whole: Node, world: int) -> tuple[Node, int]:
         return write.reshape(whole, [prod(lead), columns]), 0
     if dim is None:
         raise SkipError(
-            "a sum, a scaled product, and a product that is used elsewhere too can be fused only if the ranks can "
-            f"share the rows evenly, and {world} ranks cannot, as far as is known"
+            "a sum, a scaled product, and a product that is cast or used elsewhere too can be fused only if the ranks "
+            f"can share the rows evenly, and {world} ranks cannot, as far as is known"
         )
     size = write.size(whole, dim)
     size = write.call(operator.floordiv, size, world) if isinstance(size, Node) else size // world

@@ -34,6 +34,8 @@ def why_cast(node: Node) -> str:
     """Return why a product, or a sum with one, that is cast before it is reduced cannot be fused; empty for others."""
     if not is_cast(node) or not has_product(node, ()):
         return ""
+    if is_widening(node):
+        return "a product is cast before it is reduced, and it or its cast is used elsewhere too, or it has a bias"
     dtype, own = value(node).dtype, value(node.args[0]).dtype  # type: ignore[arg-type]
     return (
         f"a product is cast to {dtype} before it is reduced, and the op returns sums of {own}: multiply {dtype}, or "

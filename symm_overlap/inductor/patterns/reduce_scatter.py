@@ -51,8 +51,8 @@ class ReduceScatter:
         place = terms.settle(world)  # type: ignore[arg-type]
         if not terms.products:
             raise SkipError("the product is used elsewhere too, also by a tensor that it is added to")
-        if self._kept and (terms.sum_dtype or terms.out_dtype):
-            raise SkipError("a product is cast before it is reduced, and the product or the sum is used elsewhere too")
+        if self._kept and terms.out_dtype:
+            raise SkipError("a product is cast before it is reduced, and is used elsewhere too")
         products = [term.matmul for term in terms.products]
         if products[0].scaled and terms.out_dtype:
             raise SkipError("the product of a scaled matmul is cast before it is reduced")
@@ -122,11 +122,13 @@ class ReduceScatter:
 
     def _addend(self, write: Writer, products: list[Matmul], rows: list[Size]) -> Node | None:
         """Return the sum of all terms and biases other than the products, or None."""
-        addend = None
+        addend, columns = None, value(products[0].right).shape[1]
         for term in self.terms:
             extra = _bias_apart(term.matmul) if isinstance(term, Product) else term.node
             if extra is not None:
-                extra = _like_product(write, extra, products[0], rows)
+                if isinstance(term, Product):
+                    extra = _expanded(write, extra, term.matmul)
+                extra = write.reshape(extra, [*rows, columns])
                 addend = extra if addend is None else write.call(aten.add.Tensor, addend, extra)
         return addend
 
@@ -169,11 +171,9 @@ def _scales_of_rows(write: Writer, scale: Node, rows: list[Size]) -> Node:
     return scale if known(value(scale).numel() == 1) else write.reshape(scale, [*rows, 1])
 
 
-def _like_product(write: Writer, node: Node, product: Matmul, rows: list[Size]) -> Node:
-    """Return a bias, or another term, in the shape that the product has in the op."""
-    columns = value(product.right).shape[1]
-    if value(node).dim() < value(product.node).dim() or not known(value(node).numel() == value(product.node).numel()):
-        lead = [write.size(product.left, dim) for dim in range(value(product.left).dim() - 1)]
-        shape = [*lead, write.size(product.right, 1)]
-        node = write.call(aten.expand.default, node, shape)
-    return write.reshape(node, [*rows, columns])
+def _expanded(write: Writer, bias: Node, product: Matmul) -> Node:
+    """Return the bias of a product with as many elements as the product."""
+    if known(value(bias).numel() == value(product.node).numel()):
+        return bias
+    lead = [write.size(product.left, dim) for dim in range(value(product.left).dim() - 1)]
+    return write.call(aten.expand.default, bias, [*lead, write.size(product.right, 1)])

@@ -30,11 +30,18 @@ class Term:
     Attributes:
         path: the nodes that rearrange it on its way to the collective.
         shared: set if something else uses the product too, or a view of it: the same term as an existing tensor.
+        cast: set if the product is cast before it is added: the same term as what it is cast to.
     """
 
     node: Node
     path: tuple[Node, ...]
     shared: Term | None = None
+    cast: Term | None = None
+
+    @property
+    def computed_before(self) -> Term:
+        """The same term as a tensor that is computed before the op."""
+        return self.shared or self.cast or Term(self.node, self.path)
 
     @property
     def inputs(self) -> list[Node]:
@@ -77,14 +84,12 @@ class Terms:
 
     Attributes:
         total: the sum itself, if something else uses it.
-        sum_dtype: the dtype in which the terms are added, if each product is cast to it; None: that of the products.
         out_dtype: the dtype to which the sum is cast before it is reduced; None: it is not cast.
     """
 
     def __init__(self, collective: Node) -> None:
         self.all: list[Term] = []
         self.total: Term | None = None
-        self.sum_dtype: torch.dtype | None = None
         self.out_dtype: torch.dtype | None = None
         self._follow(collective.args[0], (), [collective], None, outermost=True)  # type: ignore[arg-type]
 
@@ -98,6 +103,11 @@ class Terms:
     def products(self) -> list[Product]:
         """The terms that are matmuls."""
         return [term for term in self if isinstance(term, Product)]
+
+    @property
+    def sum_dtype(self) -> torch.dtype | None:
+        """The dtype in which the terms are added, if the products are cast to it before; None: that of the products."""
+        return next((value(each.cast.node).dtype for each in self.products if each.cast is not None), None)
 
     @property
     def unknown(self) -> str:
@@ -117,7 +127,13 @@ class Terms:
         return [node for term in self for node in term.inputs]
 
     def _follow(
-        self, node: Node, path: tuple[Node, ...], readers: Iterable[Node], shared: Term | None, outermost: bool
+        self,
+        node: Node,
+        path: tuple[Node, ...],
+        readers: Iterable[Node],
+        shared: Term | None,
+        outermost: bool,
+        cast: Term | None = None,
     ) -> None:
         """Collect the terms that a node is computed from.
 
@@ -126,24 +142,27 @@ class Terms:
             readers: the users of the node on that path.
             shared: among the nodes so far, the one nearest to the collective that is used elsewhere too.
             outermost: whether the node is the whole sum.
+            cast: among the nodes so far, the cast of this product alone.
         """
         step, matmul = step_of(node), matmul_of(node)
         through = () if step is None else step.through
         if shared is None and not _is_alone(node, readers, through):
             shared = Term(node, path)
         if step is not None and (shared is None or outermost or _is_product(step.source)):
-            self._follow(step.source, (node, *path), (*through, node), shared, outermost)
+            self._follow(step.source, (node, *path), (*through, node), shared, outermost, cast)
         elif node.target is aten.add.Tensor and (shared is None or outermost) and _is_plain_sum(node):
             if shared is not None:
                 self.total = Term(node, path)
             for operand in node.args[:2]:
                 self._follow(operand, path, [node], None, outermost=False)  # type: ignore[arg-type]
         elif shared is None and is_widening(node) and (outermost or self._adds_cast_product(node)):
-            dtype = value(node).dtype
-            self.out_dtype, self.sum_dtype = (dtype, None) if outermost else (None, dtype)
-            self._follow(node.args[0], (node, *path), [node], None, outermost)  # type: ignore[arg-type]
+            if outermost:
+                self.out_dtype = value(node).dtype
+            else:
+                cast = Term(node, path)
+            self._follow(node.args[0], (node, *path), [node], None, outermost, cast)  # type: ignore[arg-type]
         elif matmul is not None:
-            self.all.append(Product(node, path, shared, matmul=matmul))
+            self.all.append(Product(node, path, shared, cast, matmul=matmul))
         else:
             self.all.append(shared or Term(node, path))
 
@@ -168,24 +187,20 @@ class Terms:
         """Return the position of the scattered dimension, which must be the same in every term and in the sum.
 
         A product that the op cannot compute together with the others becomes an ordinary term, which is computed before
-        the op. This applies to scaled products in a sum with other matmuls, and to products that are not cast in a sum
-        with products that are. It also applies to a product that is used elsewhere, if it has another layout than the
-        others, or if another term depends on it.
+        the op. This applies to scaled products in a sum with other matmuls, and either to products that are cast or to
+        the others, if a sum has both. It also applies to a product that is cast or used elsewhere, if it has another
+        layout than the others, or if another term depends on it.
 
         Raises:
             SkipError: there is no such position.
         """
         if not all(map(_is_scaled, self.products)):
-            self.all = [term.shared or Term(term.node, term.path) if _is_scaled(term) else term for term in self]
-        if self.sum_dtype is not None:
-            self.all = [
-                term.shared or Term(term.node, term.path) if value(term.node).dtype == self.sum_dtype else term
-                for term in self
-            ]
-        place = _place(min(self, key=lambda term: term.shared is not None), world)
+            self.all = [term.computed_before if _is_scaled(term) else term for term in self]
+        self._settle_casts()
+        place = _place(min(self, key=lambda term: (term.shared or term.cast) is not None), world)
         for number, term in enumerate(self):
-            if term.shared is not None and not _lies_at(place, term, world):
-                self.all[number] = term = term.shared
+            if (term.shared or term.cast) is not None and not _lies_at(place, term, world):
+                self.all[number] = term = term.computed_before
             if not _place(term, world).same(place):
                 raise SkipError("the tensors that are added are scattered along different dimensions")
         if self.total is not None and not _lies_at(place, self.total, world):
@@ -193,6 +208,21 @@ class Terms:
         while (needed := self._first_needed()) is not None:
             self.all = [needed.shared or term if term is needed else term for term in self]
         return place
+
+    def _settle_casts(self) -> None:
+        """If a sum has products that are cast, and others, leave those to the op that take it longer.
+
+        Raises:
+            SkipError: all products are cast, and the sum is used elsewhere too, which the op does not return.
+        """
+        cast = [product for product in self.products if product.cast is not None]
+        others = [product for product in self.products if product.cast is None]
+        if not cast or not (others or self.total):
+            return
+        if not others:
+            raise SkipError("products are cast before they are added, and the sum is used elsewhere too")
+        given_up = cast if self.total is not None or known(_work(others) > _work(cast)) else others
+        self.all = [term.computed_before if term in given_up else term for term in self]
 
     def _first_needed(self) -> Term | None:
         """Return the first product that is used elsewhere and that another term depends on, or None."""
@@ -205,6 +235,11 @@ class Terms:
 def _is_alone(node: Node, readers: Iterable[Node], through: tuple[Node, ...]) -> bool:
     """True if nothing else uses a node, nor the nodes between it and what it rearranges."""
     return set(node.users) <= set(readers) and all(set(part.users) <= {*through, node} for part in through)
+
+
+def _work(products: Iterable[Product]) -> Size:
+    """Return a measure for the time of products of one shape."""
+    return sum(value(each.matmul.left).shape[-1] * value(each.node).dtype.itemsize for each in products)
 
 
 def _is_product(node: Node) -> bool:
