@@ -188,6 +188,20 @@ def only_one_of_two_products_is_used_just_once(world: int, name: str, new: New) 
 
 
 @fused(1)
+def a_view_of_one_of_two_products_is_used_elsewhere(world: int, name: str, new: New) -> Any:
+    other = half_product(4 * world, 5, new).view(2, 2 * world, 5)
+    return scatter(half_product(4 * world, 5, new).float() + other.view(4 * world, 5).float(), world, name), other
+
+
+@fused(1)
+def a_product_with_a_bias_is_cast_before_it_is_added(world: int, name: str, new: New) -> Any:
+    """It is rounded with its bias, so it is computed before the op."""
+    half = torch.bfloat16
+    biased = torch.addmm(new(5).to(half), new(4 * world, 4).to(half), new(4, 5).to(half))
+    return scatter(half_product(4 * world, 5, new).float() + biased.float(), world, name)
+
+
+@fused(1)
 def products_of_two_halves(world: int, name: str, new: New) -> Any:
     """The op has one dtype for all of its factors."""
     other = new(4 * world, 6).half() @ new(6, 5).half()
@@ -219,7 +233,7 @@ def a_cast_product_that_all_ranks_get(world: int, name: str, new: New) -> Any:
 @fused(1)
 def a_sum_of_cast_and_other_products_is_used_elsewhere(world: int, name: str, new: New) -> Any:
     """The op returns the sum, and does not cast what it adds."""
-    total = half_product(4 * world, 5, new).float() + new(4 * world, 3).float() @ new(3, 5).float()
+    total = half_product(4 * world, 5, new, 8).float() + new(4 * world, 3).float() @ new(3, 5).float()
     return scatter(total, world, name), total
 
 
