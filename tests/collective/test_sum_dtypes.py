@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import symm_overlap
+from symm_overlap.collective.sum_dtypes import sent_in, sum_dtypes
 from tests.collective import reference as ref
 from tests.collective.sum_dtype_cases import CASES, FLOAT32, factors, scattered, too_large
 from tests.collective.test_fused import fused
@@ -94,7 +95,7 @@ def gradients(me: Rank) -> None:
         everyone = [terms_of(rank, shape, columns, number, extra) for rank in range(me.world)]
         totals = [plain(each, dtypes) for each in everyone]
         total = sum(totals[1:], totals[0]) / (me.world if reduce_op == "avg" else 1)
-        weight, mine = ref.binary(total.shape, FLOAT32, seed=70) * 2, everyone[me.rank]
+        weight, mine = ref.binary(total.shape, FLOAT32, seed=70) * 257, everyone[me.rank]  # 257: not in bfloat16
         expected = torch.autograd.grad((total * weight).sum(), mine)
         summed = mine[:number], mine[number : 2 * number], mine[-1] if extra else None, reduce_op, dim, me.group_name
         found = ops.fused_matmuls_reduce_scatter(*summed, **dtypes)
@@ -129,3 +130,15 @@ def under_autocast(me: Rank) -> None:
 
 def test_autocast_casts_the_factors(ranks: Pool) -> None:
     ranks.run(2, under_autocast)
+
+
+def test_what_can_be_in_half_precision_is_sent_in_it() -> None:
+    half, addend = torch.bfloat16, torch.zeros(1)
+    assert sum_dtypes(half, 1, None, FLOAT32) == (half, half, FLOAT32)
+    assert sum_dtypes(half, 1, None, None, FLOAT32) == (half, half, FLOAT32)
+    assert sum_dtypes(half, 2, None, None, FLOAT32) == (half, half, FLOAT32)
+    assert sum_dtypes(half, 2, None, FLOAT32) == (half, FLOAT32, FLOAT32)
+    assert sum_dtypes(half, 1, addend, FLOAT32) == (half, FLOAT32, FLOAT32)
+    assert sum_dtypes(half, 1) == (half, half, half)
+    assert [sent_in(half, each) for each in (half, FLOAT32, torch.float64)] == [half, half, torch.float64]
+    assert sent_in(FLOAT32, torch.float64) == torch.float64

@@ -245,8 +245,8 @@ def a_sum_of_cast_products_is_used_elsewhere(world: int, name: str, new: New) ->
 
 @fused(1)
 def a_cast_product_whose_rows_are_in_another_order(world: int, name: str, new: New) -> Any:
-    """It is computed before the op."""
-    turned = half_product(4 * world, 5, new).view(2, 2 * world, 5).transpose(0, 1).reshape(4 * world, 5)
+    """It is computed before the op, although it takes longer than the other one."""
+    turned = half_product(4 * world, 5, new, 8).view(2, 2 * world, 5).transpose(0, 1).reshape(4 * world, 5)
     return scatter(turned.float() + new(4 * world, 3).float() @ new(3, 5).float(), world, name)
 
 
@@ -266,6 +266,18 @@ def a_batch_of_matmuls_beside_a_matrix(world: int, name: str, new: New) -> Any:
 def a_batch_of_matmuls_beside_a_matmul_with_a_bias(world: int, name: str, new: New) -> Any:
     product = torch.bmm(new(2, 2 * world, 3), new(3, 5).expand(2, 3, 5)).view(4 * world, 5)
     return scatter(product + torch.addmm(new(5), new(4 * world, 4), new(4, 5)), world, name)
+
+
+@skipped("a product is cast to torch.float32 before it is reduced, and the op returns sums of torch.float64")
+def a_cast_to_fewer_bits(world: int, name: str, new: New) -> Any:
+    return scatter((new(4 * world, 4).double() @ new(4, 5).double()).float(), world, name)
+
+
+@skipped("the product of a scaled matmul is cast before it is reduced")
+def a_scaled_product_that_is_cast(world: int, name: str, new: New) -> Any:
+    A, B = (new(rows, 16).to(torch.float8_e4m3fn) for rows in (4 * world, 8))
+    one = new(1).float() + 1
+    return scatter(torch._scaled_mm(A, B.t(), one, one, out_dtype=torch.bfloat16).float(), world, name)
 
 
 @skipped("a product is cast before it is reduced, and is used elsewhere too")

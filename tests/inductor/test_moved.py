@@ -54,6 +54,22 @@ def a_gather_that_is_quantised(world: int, name: str, new: New) -> Any:
     return multiplied(new, *quantised(whole, whole.abs().max()))
 
 
+@moves(lambda w: (w - 1) * 4 * 5 * 2)  # bfloat16
+def a_product_that_is_cast_before_it_is_scattered(world: int, name: str, new: New) -> Any:
+    return scatter((new(4 * world, 6).bfloat16() @ new(6, 5).bfloat16()).float(), world, name)
+
+
+@moves(lambda w: (w - 1) * 4 * 5 * (2 + 4))  # bfloat16, and the sums in float32
+def a_product_that_is_cast_before_it_is_reduced(world: int, name: str, new: New) -> Any:
+    return reduce((new(4 * world, 6).bfloat16() @ new(6, 5).bfloat16()).float(), name)
+
+
+@moves(lambda w: (w - 1) * 4 * 5 * 4)
+def products_that_are_cast_before_they_are_added(world: int, name: str, new: New) -> Any:
+    products = [(new(4 * world, 6).bfloat16() @ new(6, 5).bfloat16()).float() for _ in range(2)]
+    return scatter(products[0] + products[1], world, name)
+
+
 @moves(lambda w: (w - 1) * 4 * 16 * 2)  # float16
 def a_gather_that_is_cast(world: int, name: str, new: New) -> Any:
     return gather(new(4, 16), world, name).half() @ new(16, 5).half()

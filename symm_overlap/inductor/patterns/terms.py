@@ -196,13 +196,13 @@ class Terms:
         """
         if not all(map(_is_scaled, self.products)):
             self.all = [term.computed_before if _is_scaled(term) else term for term in self]
-        self._settle_casts()
         place = _place(min(self, key=lambda term: (term.shared or term.cast) is not None), world)
         for number, term in enumerate(self):
             if (term.shared or term.cast) is not None and not _lies_at(place, term, world):
                 self.all[number] = term = term.computed_before
             if not _place(term, world).same(place):
                 raise SkipError("the tensors that are added are scattered along different dimensions")
+        self._settle_casts()
         if self.total is not None and not _lies_at(place, self.total, world):
             raise SkipError("the sum is used elsewhere too, in another arrangement than its terms")
         while (needed := self._first_needed()) is not None:
