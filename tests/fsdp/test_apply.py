@@ -79,7 +79,8 @@ def test_options_of_fully_shard(fresh_ranks: Callable[..., Pool]) -> None:
 
 def mixed_precisions(me: Rank) -> None:
     bf16, float32 = torch.bfloat16, torch.float32
-    for dtypes in ({}, {"param_dtype": bf16}, {"param_dtype": bf16, "reduce_dtype": float32}, {"reduce_dtype": bf16}):
+    halves = [{"param_dtype": bf16, "reduce_dtype": dtype} for dtype in (float32, torch.float64)]
+    for dtypes in ({}, {"param_dtype": bf16}, {"reduce_dtype": bf16}, *halves):
         made = sharded(me, model(float32), mp_policy=MixedPrecisionPolicy(**dtypes))
         symm_overlap.fsdp.apply(made)
         reserved = [(slots.op, slots.nbytes) for slots in rings(made)]
