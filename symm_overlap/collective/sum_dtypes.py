@@ -60,8 +60,9 @@ def sum_dtypes(
     output = _widened("out_dtype", out_dtype, parts)
     if addend is not None and addend.dtype not in (factors, parts):
         raise TypeError(f"addend is {addend.dtype}, and products of {factors} are added in {parts}: give one of these")
-    # One product in half precision is sent as it is: all that is added to it comes from other ranks.
-    return SumDtypes(factors, factors if products == 1 and addend is None else parts, output)
+    # One term in half precision is sent as it is: all that is added to it comes from other ranks.
+    alone = products + (addend is not None) <= 1
+    return SumDtypes(factors, factors if alone else parts, output)
 
 
 def _widened(name: str, dtype: torch.dtype | None, before: torch.dtype) -> torch.dtype:

@@ -56,6 +56,8 @@ def results_in_float32(me: Rank, dtype: torch.dtype) -> None:
             ref.same(symm_overlap.reduce_scatter(product, *reduced, out_dtype=FLOAT32), expected)
         summed = [A], [B], None, reduce_op, dim, me.group_name
         ref.same(ops.fused_matmuls_reduce_scatter(*summed, sum_dtype=FLOAT32), expected)
+        summed = [], [], product, reduce_op, dim, me.group_name
+        ref.same(ops.fused_matmuls_reduce_scatter(*summed, sum_dtype=FLOAT32), expected)
         ref.same(symm_overlap.matmul_reduce_scatter(A, B, *reduced, out_dtype=dtype), expected.to(dtype))
     assert rounded or me.world == 1
 

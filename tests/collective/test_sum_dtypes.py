@@ -139,6 +139,7 @@ def test_what_can_be_in_half_precision_is_sent_in_it() -> None:
     assert sum_dtypes(half, 2, None, None, FLOAT32) == (half, half, FLOAT32)
     assert sum_dtypes(half, 2, None, FLOAT32) == (half, FLOAT32, FLOAT32)
     assert sum_dtypes(half, 1, addend, FLOAT32) == (half, FLOAT32, FLOAT32)
+    assert sum_dtypes(half, 0, addend.to(half), FLOAT32) == (half, half, FLOAT32)
     assert sum_dtypes(half, 1) == (half, half, half)
     assert [sent_in(half, each) for each in (half, FLOAT32, torch.float64)] == [half, half, torch.float64]
     assert sent_in(FLOAT32, torch.float64) == torch.float64

@@ -171,8 +171,6 @@ def scatter_sum(
     like = first if first.dtype == scattered.dtype else first.new_empty(0, dtype=scattered.dtype)
     output = call.backend.new_output(like, *scattered.part)
     dtype = scattered.problem.dtype
-    if addend is not None and addend.dtype != dtype:
-        addend = addend.to(dtype)
     producer = ScatteredProducts(call.backend, As, Bs, addend, scattered.scatter_dim, peers.world, dtype)
     exchange_of(call).reduce_scatter(call, producer, matrix(output), scattered.average)
     return output
