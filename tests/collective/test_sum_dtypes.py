@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import symm_overlap
+from symm_overlap.collective.ops.matmuls_reduce_scatter import _described
 from symm_overlap.collective.sum_dtypes import sent_in, sum_dtypes
 from tests.collective import reference as ref
 from tests.collective.sum_dtype_cases import CASES, FLOAT32, factors, scattered, too_large
@@ -143,3 +144,13 @@ def test_what_can_be_in_half_precision_is_sent_in_it() -> None:
     assert sum_dtypes(half, 1) == (half, half, half)
     assert [sent_in(half, each) for each in (half, FLOAT32, torch.float64)] == [half, half, torch.float64]
     assert sent_in(FLOAT32, torch.float64) == torch.float64
+
+
+def test_the_problem_says_what_is_multiplied_and_what_is_sent() -> None:
+    """A path is chosen by both: by the time of the matmul, and by the bytes that are sent."""
+    A, B = torch.zeros(4, 3, dtype=torch.bfloat16), torch.zeros(3, 5, dtype=torch.bfloat16)
+    one, two = (_described([A] * n, [B] * n, None, "sum", 0, 2, FLOAT32, None).problem for n in (1, 2))
+    assert (one.factors, one.dtype, one.nbytes) == (torch.bfloat16, torch.bfloat16, 2 * 5 * 2)
+    assert (two.factors, two.dtype, two.nbytes) == (torch.bfloat16, FLOAT32, 2 * 5 * 4)
+    assert "out_dtype=torch.float32" in one.common
+    assert "factors=torch.bfloat16" in two.common
