@@ -58,6 +58,16 @@ def test_exact_values_of_the_fused_path(ranks: Pool) -> None:
     ranks.run(2, in_the_kernel, timeout=120)
 
 
+def alone(me: Rank) -> None:
+    """The product is rounded, although its sum over one rank is not."""
+    A, B = ref.normal((4, 33), torch.bfloat16, seed=1), ref.normal((33, 5), torch.bfloat16, seed=2)
+    ref.same(symm_overlap.matmul_reduce_scatter(A, B, "sum", 0, me.group, out_dtype=FLOAT32), (A @ B).float())
+
+
+def test_products_are_rounded_to_their_dtype(ranks: Pool) -> None:
+    ranks.run(1, alone)
+
+
 def in_any_order(me: Rank) -> None:
     (A,), (B,) = factors(me, torch.bfloat16, 0, 1)
     with symm_overlap.force_path("c10d"), symm_overlap.sum_order("any"):

@@ -92,7 +92,7 @@ class SlotReduceScatter(ReduceScatter):
         self._half_gradients = half_gradients
         self._dtype: torch.dtype | None = None  # that of all gradients, if it is known
         before = getattr(params, "_reduce_scatter_comm", None)
-        # Whether a backward pass since the last reduction has not reduced.
+        # Whether the last backward pass did not reduce.
         self._adds_up: bool = isinstance(before, SlotReduceScatter) and before._adds_up
         announce_gradients(params)
 
@@ -101,12 +101,12 @@ class SlotReduceScatter(ReduceScatter):
 
         All ranks have to send the same dtype. Gradients of several backward passes are added up in the dtype of the
         reduction, but maybe only on some ranks, because others did not use these parameters. So after a backward pass
-        that has not reduced, gradients are sent in the dtype of the reduction. This assumes that all ranks have run
+        that did not reduce, gradients are sent in the dtype of the reduction. This assumes that all ranks have run
         equally many backward passes since the last reduction.
         """
         known = self._half_gradients and reduces and not self._adds_up and len(dtypes) == 1
         self._input, self._dtype = None, next(iter(dtypes)) if known else None
-        self._adds_up = self._adds_up or not reduces
+        self._adds_up = not reduces
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return memory for the input, and at the next call for the output, which is ordinary memory and becomes the
@@ -133,7 +133,7 @@ class SlotReduceScatter(ReduceScatter):
     ) -> dist.Work | None:
         """See `symm_overlap.fsdp.communication.collectives.reduce_scatter`."""
         slots = self._memory.slots(REDUCE, group, output_tensor.device)
-        self._input, self._dtype, self._adds_up = None, None, False
+        self._input = self._dtype = None
         if slots is None:
             return reduce_scatter_single(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
         with self._explained(output_tensor.dtype):
