@@ -222,13 +222,7 @@ class ScatteredProducts(DescribedParts, Producer):
         return Slice(tensor, 0, rank * (tensor.shape[0] // self.world) + start, rows)
 
     def _products(self, out: Operand, As: Sequence[Operand], Bs: Sequence[Operand]) -> list[Work]:
-        if self.dtype == self.As[0].dtype:
-            return [Multiply(A, B, out, number > 0) for number, (A, B) in enumerate(zip(As, Bs, strict=True))]
-        product = self.backend.new_output(self.As[0], *tensor_of(out).shape)
-        work: list[Work] = [Make(product)]
-        for number, (A, B) in enumerate(zip(As, Bs, strict=True)):
-            work += [Multiply(A, B, product), Add(out, product) if number else Copy(out, product)]
-        return work
+        return [Multiply(A, B, out, number > 0) for number, (A, B) in enumerate(zip(As, Bs, strict=True))]
 
 
 def in_rank_order(tensor: Tensor, dim: int, world: int) -> Tensor:

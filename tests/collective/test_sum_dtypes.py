@@ -59,9 +59,12 @@ def test_exact_values_of_the_fused_path(ranks: Pool) -> None:
 
 
 def alone(me: Rank) -> None:
-    """The product is rounded, although its sum over one rank is not."""
+    """Products, or their sum, are rounded, although sums over ranks are not."""
     A, B = ref.normal((4, 33), torch.bfloat16, seed=1), ref.normal((33, 5), torch.bfloat16, seed=2)
     ref.same(symm_overlap.matmul_reduce_scatter(A, B, "sum", 0, me.group, out_dtype=FLOAT32), (A @ B).float())
+    summed = [A, A + 1], [B, B], None, "sum", 0, me.group_name
+    assert not too_large(ops.fused_matmuls_reduce_scatter(*summed, out_dtype=FLOAT32), torch.bfloat16)
+    assert too_large(ops.fused_matmuls_reduce_scatter(*summed, sum_dtype=FLOAT32), torch.bfloat16)
 
 
 def test_products_are_rounded_to_their_dtype(ranks: Pool) -> None:
