@@ -134,6 +134,7 @@ def test_gradients_are_added_in_rank_order(ranks: Pool) -> None:
 WRONG: tuple[tuple[str, tuple[int, ...], int, torch.dtype, Any, str], ...] = (
     ("gather", (6,), 4, torch.float32, None, "as large as input"),
     ("gather", (8,), 4, torch.float64, None, "one dtype"),
+    ("gather", (8,), 4, torch.bfloat16, None, "one dtype"),
     ("gather", (2, 8), 4, torch.float32, None, "contiguous"),
     ("reduce", (6,), 4, torch.float32, dist.ReduceOp.SUM, "as large as output"),
     ("reduce", (8,), 4, torch.float32, dist.ReduceOp.MAX, "with MAX"),
