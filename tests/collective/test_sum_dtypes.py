@@ -31,7 +31,7 @@ def on_one_path(me: Rank, case: Callable[..., None], path: Any, dtype: torch.dty
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("path", PATHS, ids=str)
 def test_exact_values_on_every_path(ranks: Pool, path: Any, case: Callable[..., None]) -> None:
-    for world in (1, 2, 3):
+    for world in (1, 3) if path is None else (2 + PATHS.index(path) % 2,):
         ranks.run(world, on_one_path, case, path, torch.bfloat16)
 
 

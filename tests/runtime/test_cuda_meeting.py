@@ -13,7 +13,7 @@ from tests.runtime.ptx import behind_exits, compiled, innermost_loop, kernels
 pytestmark = pytest.mark.skipif(not _C.with_cuda, reason="the extension was built without CUDA")
 
 SOURCE = "csrc/cuda/meeting.cu"
-KERNELS = 4 * 2 + 1  # sums of four dtypes, in vectors and element by element, and a gather
+KERNELS = 6 * 2 + 1  # sums of four dtypes, two of them also in float32, in vectors and one by one, and a gather
 MOST_REGISTERS = 64  # enough for loads in flight, and 4 blocks of 256 threads fit on a multiprocessor
 
 
