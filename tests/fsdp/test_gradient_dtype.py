@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 import symm_overlap.fsdp
 from symm_overlap.fsdp._torch import groups_of, state_of
@@ -24,12 +24,10 @@ Step = Callable[[Any, int], Tensor]
 HALVES = [torch.bfloat16, torch.float16]
 
 
-def trained(
-    me: Rank, half: torch.dtype, step: Step, as_they_are: bool, apart: int = 0
-) -> tuple[list[Tensor], list[Any]]:
+def trained(me: Rank, half: torch.dtype, step: Step, half_gradients: bool) -> tuple[list[Tensor], list[Any]]:
     """Return the losses and parameters of a training, and the dtypes in which each reduction was sent and returned."""
     sent: list[tuple[torch.dtype, torch.dtype]] = []
-    expect, reduce_scatter = SlotReduceScatter.expect, collectives.reduce_scatter
+    reduce_scatter = collectives.reduce_scatter
 
     def noted(slots: Any, output: Tensor, input: Tensor, *rest: Any) -> Any:
         sent.append((input.dtype, output.dtype))
@@ -37,16 +35,14 @@ def trained(
         return reduce_scatter(slots, output, input, *rest)
 
     collectives.reduce_scatter = noted
-    if not as_they_are:
-        SlotReduceScatter.expect = lambda self, dtypes, reduces: None  # type: ignore[method-assign]
     try:
         policy = MixedPrecisionPolicy(half, torch.float32)
         # Nothing is gathered in backward, so ranks may use different modules there.
         made = sharded(me, model(torch.float32), mp_policy=policy, reshard_after_forward=False)
-        symm_overlap.fsdp.apply(made)
+        symm_overlap.fsdp.apply(made, half_gradients=half_gradients)
         return train(me, made, step, steps=2), sent
     finally:
-        collectives.reduce_scatter, SlotReduceScatter.expect = reduce_scatter, expect  # type: ignore[method-assign]
+        collectives.reduce_scatter = reduce_scatter
 
 
 def plain(me: Rank, made: nn.Module, index: int) -> Tensor:
@@ -138,6 +134,23 @@ def afterwards(me: Rank) -> None:
 
 def test_the_step_after_such_a_step_sends_half_of_the_bytes_again(ranks: Pool) -> None:
     ranks.run(2, afterwards)
+
+
+def completed(me: Rank, made: Any, index: int) -> Tensor:
+    for module in (*blocks(made), made):
+        module.set_reduce_scatter_unused_params(True)
+    return plain(me, made, index)
+
+
+def completed_gradients(me: Rank) -> None:
+    if hasattr(FSDPModule, "set_reduce_scatter_unused_params"):  # not in torch 2.11
+        _, sent = trained(me, torch.bfloat16, partial(completed, me), True)
+        assert set(sent) == {(torch.float32, torch.float32)}
+
+
+def test_if_zeros_are_reduced_for_unused_parameters_float32_is_sent(ranks: Pool) -> None:
+    """A rank does not know for which parameters the others have zeros, nor in which dtype."""
+    ranks.run(2, completed_gradients)
 
 
 def other_gradients(me: Rank) -> None:

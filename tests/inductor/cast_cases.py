@@ -156,6 +156,12 @@ def a_product_in_half_precision_is_cast_before_it_is_scattered(world: int, name:
 
 
 @fused(1)
+def a_product_with_a_bias_is_cast_before_it_is_scattered(world: int, name: str, new: New) -> Any:
+    half = torch.bfloat16
+    return scatter(torch.addmm(new(5).to(half), new(4 * world, 4).to(half), new(4, 5).to(half)).float(), world, name)
+
+
+@fused(1)
 def it_is_rearranged_before_and_after_the_cast(world: int, name: str, new: New) -> Any:
     """This is what DTensor and autocast make of the gradient of a layer's input."""
     wide = half_product(2 * 2 * world, 5, new).view(2, 2 * world, 5).float()
