@@ -1,6 +1,7 @@
 # make demo         trains a small language model on two CPU ranks, with and without overlap
-# make test         runs the tests in two processes; ARGS are arguments of pytest: make test ARGS="tests/plan -x";
-#                   ARGS="-n 0" runs them in one process
+# make test         runs the tests in three processes, except those that take long; ARGS are arguments of pytest:
+#                   make test ARGS="tests/plan -x"; ARGS="-n 0" runs them in one process
+# make test-slow    runs those that take long
 # make bench        the collective-matmul benchmark on two CPU ranks
 # make lint         ruff, mypy, clang-format
 # make cuda-build   compiles for GPUs against a CUDA build of torch (about 5 GB); with that build, runs the tests of code that
@@ -21,15 +22,21 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CSRC := $(shell find csrc -type f)
 HOST_GPU := $(shell find tests/host_gpu -type f)
 
-.PHONY: demo test bench lint cuda-build cuda-tree cuda-check host-gpu host-gpu-check clean FORCE
+.PHONY: demo test test-slow bench lint cuda-build cuda-tree cuda-check host-gpu host-gpu-check clean FORCE
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.built
 	$(BIN)/symm-overlap train --compare --tp 2 --device cpu $(ARGS)
 
-# Write byte code even if the environment forbids it: a run starts two hundred processes, which all load it.
+# Write byte code even if the environment forbids it: a run starts two hundred processes, which all load it. Tests also
+# wait for processes that they start, so three at a time keep two cores busy.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist worksteal
+
 test: $(VENV)/.test
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-slow: $(VENV)/.test
+	$(PYTEST) -m slow $(ARGS)
 
 bench: $(VENV)/.built
 	$(BIN)/python -m bench.collective_matmul --device cpu --world 2 $(ARGS)
@@ -67,7 +74,7 @@ ANY_TORCH := collective/planners pipeline/search \
     $(patsubst %,pipeline/test_%.py,cost generators lowering step_plan unit_time verify) \
     $(patsubst %,pipeline/runtime/test_%.py,faults waits) \
     $(patsubst %,runtime/test_%.py,deadlines epoch_slot host_lane interpreter_exit launches shared_memory signal_protocol)
-OF_TORCH := -m 'not slow' $(addprefix tests/,collective fsdp inductor nn pipeline runtime) \
+OF_TORCH := $(addprefix tests/,collective fsdp inductor nn pipeline runtime) \
     $(addprefix --ignore=tests/,$(ANY_TORCH) $(TORCH_ELSEWHERE))
 
 # The tests of what C++ issues and of what its kernels do. The other GPU tests take four more minutes.

@@ -53,7 +53,6 @@ def session_ranks() -> Iterator[Pool]:
 @pytest.fixture
 def ranks(session_ranks: Pool) -> Pool:
     """The session's CPU ranks, for world sizes 1 to 5: ``ranks.run(world, function, *args)``."""
-    session_ranks.close_if_crowded()
     return session_ranks
 
 

@@ -47,7 +47,6 @@ PRELOADED = ["tests.preloaded"]
 START_SECONDS = 120.0
 GRACE_SECONDS = 10.0  # time for the other ranks to end once one has failed
 EXIT_SECONDS = 20.0
-MOST_THREADS = 48  # largest number of threads of a rank; it starts with half as many
 
 
 def forks() -> ForkServerContext:
@@ -190,17 +189,6 @@ class Pool:
         self.kill()
         if failures:
             raise RankError(failures, self.size)
-
-    def close_if_crowded(self) -> None:
-        """Close the pool if one of its ranks has many threads. The next call then starts new processes.
-
-        Every gloo group has a thread that wakes up a hundred times a second, and a lane that calls torch.distributed
-        creates a group. After hundreds of tests, these threads took a fifth of the processor's time, even if idle.
-        """
-        # A dead process has no threads there.
-        counts = [len(list(Path(f"/proc/{process.pid}/task").glob("*"))) for process in self._processes]
-        if max(counts, default=0) > MOST_THREADS:
-            self.close()
 
     def __enter__(self) -> Pool:
         return self

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from tests import leftovers
 from tests.limits import SOON
-from tests.ranks import MOST_THREADS, Pool, Rank, RankError
+from tests.ranks import Pool, Rank, RankError
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -74,12 +74,6 @@ def threads(me: Rank) -> int:
     return torch.get_num_threads()
 
 
-def start_threads(me: Rank, count: int) -> int:
-    for _ in range(count if me.rank == 1 else 0):
-        threading.Thread(target=threading.Event().wait, daemon=True).start()
-    return os.getpid()
-
-
 def alive(pid: int) -> bool:
     """True if the process is running. A zombie does not count, because the fork server may reap it a moment later."""
     try:
@@ -105,16 +99,6 @@ def test_tensors_come_back_by_value_and_outlive_the_processes(fresh_ranks: Calla
 
 def test_processes_live_from_call_to_call(ranks: Pool) -> None:
     assert ranks.run(2, sleep_on, []) == [ranks.pid(0), ranks.pid(1)]
-
-
-def test_processes_that_have_gathered_threads_are_replaced(fresh_ranks: Callable[..., Pool]) -> None:
-    pool = fresh_ranks(2)
-    first = pool.run(2, start_threads, 3)
-    pool.close_if_crowded()
-    assert pool.run(2, start_threads, MOST_THREADS) == first
-    pool.close_if_crowded()
-    assert not any(alive(pid) for pid in first)
-    assert pool.run(2, gather_ranks) == [[0, 1]] * 2
 
 
 def test_error_on_one_rank_names_it_with_its_traceback(ranks: Pool) -> None:

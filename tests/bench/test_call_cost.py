@@ -56,6 +56,7 @@ def test_both_targets_must_be_met(call: float, functional: float, met: bool) -> 
     assert line.split()[-1] == ("met" if met else "MISSED")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 def test_the_command_times_every_op_and_writes_its_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "result.json"

@@ -65,6 +65,7 @@ def sessions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Cap
     return Sessions(monkeypatch, tmp_path / "out", capsys)
 
 
+@pytest.mark.slow
 def test_a_dry_run_runs_gpu_tests_on_cpu_ranks(tmp_path: Path) -> None:
     done = subprocess.run(
         ["bash", ROOT / "bench" / "gpu_session.sh", "--dry-run", "--out", str(tmp_path), "build", "tests"],

@@ -27,6 +27,7 @@ def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.slow
 def test_ranks_of_torchrun_compare_both_models_show_them_and_write_the_timeline(tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "symm_overlap.cli"]

@@ -77,6 +77,7 @@ def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
         yield a, b
 
 
+@pytest.mark.slow
 def test_ranks_on_two_hosts_choose_c10d_and_get_exact_results(hosts: tuple[Host, Host]) -> None:
     ranks, world = ([0, 2], [1]), 3
     with ExitStack() as stop:

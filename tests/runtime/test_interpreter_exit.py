@@ -11,6 +11,8 @@ from contextlib import suppress
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 # Imports once, and forks two ranks for each case. Rank 0 ends as an interpreter normally does, with finalisation.
 PROGRAM = """
 import json, os, signal, sys, threading, time
