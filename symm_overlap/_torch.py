@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import Context
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -34,7 +35,9 @@ __all__ = [
     "below_autograd",
     "comptime",
     "context_of_backward",
+    "device_types_of",
     "differentiable",
+    "gloo_group",
     "group_store",
     "has_context",
     "has_no_data",
@@ -145,6 +148,25 @@ class StoreGoneError(dist.DistBackendError):
             f"symm_overlap: the store of group {group_name!r} is gone ({reason}): the process that hosts it, usually "
             "rank 0, has ended. Its own output says why; this group cannot go on."
         )
+
+
+def gloo_group(group: dist.ProcessGroup, name: str, timeout: timedelta) -> dist.ProcessGroup:
+    """Create another group of the ranks of ``group``, on gloo. Collective among calls with this name, in any thread.
+
+    ``torch.distributed.new_group`` is not used, because every rank of the world has to call it, in one order.
+    """
+    # gloo waits in the store. With a connection of its own, it does not make the groups of other threads wait.
+    store = _c10d.PrefixStore(name, group_store(group).clone())  # type: ignore[attr-defined]
+    made = dist.ProcessGroup(store, group.rank(), group.size())
+    backend = dist.ProcessGroupGloo(store, group.rank(), group.size(), timeout)
+    made._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    made._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    return made
+
+
+def device_types_of(group: dist.ProcessGroup) -> set[str]:
+    """Return the types of devices whose tensors the group can send."""
+    return {device.type for device in group._device_types}
 
 
 # Public, but torch 2.13 renamed both and warns of the names that torch 2.11 has.

@@ -56,7 +56,7 @@ class Setup:
 
 
 class QuietGloo(dist.ProcessGroupGloo):
-    """The class of all gloo groups that torch creates in a rank process: they share one network device.
+    """The class of all gloo groups in a rank process: they share one network device.
 
     A device has a thread that wakes up a hundred times a second, and torch creates one for every group. These threads
     took a twentieth of the processor's time.
@@ -85,7 +85,7 @@ def main(rank: int, setup: Setup, connection: Connection, stacks: str) -> None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        dist.distributed_c10d.ProcessGroupGloo = QuietGloo  # type: ignore[misc]
+        dist.ProcessGroupGloo = dist.distributed_c10d.ProcessGroupGloo = QuietGloo  # type: ignore[misc]
         gc.set_threshold(50_000, 20, 20)  # see conftest.py
         try:
             groups = join_groups(rank, setup)

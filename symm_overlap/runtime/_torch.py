@@ -1,5 +1,4 @@
-"""The private torch APIs that only the runtime uses: for groups on gloo, and for a rendezvous for symmetric memory on a
-GPU. Checked on torch 2.11.0 and 2.13.0.
+"""The private torch APIs that a rendezvous for symmetric memory on a GPU needs. Checked on torch 2.11.0.
 
 torch numbers the messages of a rendezvous with one count for the whole process, over all its groups (pytorch issue
 196082). Ranks that have met in different groups before, such as ranks of different pipeline stages, then disagree on
@@ -11,7 +10,6 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,7 +19,8 @@ from torch.distributed import distributed_c10d as _c10d
 
 from .._torch import group_store, symm_mem
 
-__all__ = ["device_types_of", "gloo_group", "rendezvous_name"]
+__all__ = ["rendezvous_name"]
+
 
 _NUMBERED = re.compile(r"(.*)/(\d+)/(\d+)")
 
@@ -69,39 +68,3 @@ def rendezvous_name(group: dist.ProcessGroup) -> _c10d.GroupName:
     _register_process_group(name, second)
     _groups[group] = name, second, store  # torch keeps no reference to them
     return name
-
-
-_network: list[Any] = []
-"""The network devices of all groups that `gloo_group` creates in this process.
-
-A device has a thread that wakes up a hundred times a second. Torch would create devices for every group.
-"""
-
-
-def gloo_group(group: dist.ProcessGroup, name: str, timeout: timedelta) -> dist.ProcessGroup:
-    """Create another group of the ranks of ``group``, on gloo. Collective among calls with this name, in any thread.
-
-    ``torch.distributed.new_group`` is not used, because every rank of the world has to call it, in one order.
-    """
-    # gloo waits in the store. With a connection of its own, it does not make the groups of other threads wait.
-    store = _c10d.PrefixStore(name, group_store(group).clone())  # type: ignore[attr-defined]
-    made = dist.ProcessGroup(store, group.rank(), group.size())
-    backend = _gloo(store, group, timeout)
-    made._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-    made._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
-    return made
-
-
-def _gloo(store: Store, group: dist.ProcessGroup, timeout: timedelta) -> Any:
-    if not _network:  # torch knows which network to use
-        first: Any = dist.ProcessGroupGloo(store, group.rank(), group.size(), timeout)
-        _network[:] = first.options._devices
-        return first
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._timeout, options._devices = timeout, _network
-    return dist.ProcessGroupGloo(store, group.rank(), group.size(), options)
-
-
-def device_types_of(group: dist.ProcessGroup) -> set[str]:
-    """Return the types of devices whose tensors the group can send."""
-    return {device.type for device in group._device_types}

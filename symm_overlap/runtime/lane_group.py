@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from .. import _C
-from ._torch import device_types_of, gloo_group
+from .._torch import device_types_of, gloo_group
 from .group import GroupState
 
 _LOOK_EVERY = 0.1
