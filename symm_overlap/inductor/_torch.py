@@ -33,6 +33,7 @@ __all__ = [
     "pads",
     "run_after_compilations",
     "set_pass",
+    "settled_size",
     "stable_topological_sort",
     "with_pass",
 ]
@@ -91,6 +92,14 @@ def with_pass(custom_pass: AnyPass) -> Iterator[None]:
 def known(condition: bool | torch.SymBool) -> bool:
     """True if a condition on sizes holds for all values of symbolic sizes. Adds no assumption (guard)."""
     return condition if isinstance(condition, bool) else statically_known_true(condition)
+
+
+def settled_size(size: Any) -> Any:
+    """Return a symbolic size as an int if it is a number after all: ``16 * s // s`` is 16. Adds no assumption."""
+    if isinstance(size, int):
+        return size
+    found: int | None = size.node.maybe_as_int()
+    return size if found is None else found
 
 
 def groups() -> dict[str, _c10d.ProcessGroup]:

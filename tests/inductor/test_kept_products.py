@@ -123,6 +123,28 @@ def test_sizes_may_be_symbolic(ranks: Pool, name: str) -> None:
     ranks.run(2, symbolic_sizes, name, timeout=120)
 
 
+def symbolic_batch(me: Rank) -> None:
+    torch._dynamo.reset()
+    symm_overlap.inductor.clear()
+
+    def program(x: Tensor, one: Tensor, two: Tensor) -> tuple[Tensor]:
+        total = (x.flatten(0, 1) @ one).view(*x.shape[:2], 4) + (x.flatten(0, 1) @ two).view(*x.shape[:2], 4)
+        return (all_reduce(total, "sum", me.group),)
+
+    model = compiled_up_to_the_pass(program, OverlapPass(Choices(strict=True)), dynamic=True)
+    for batch in (2, 3, 7):
+        x = torch.randn(batch, 6, 6, dtype=F64)
+        torch._dynamo.mark_static(x, (1, 2))
+        check(model, program, [x, *tensors(me, 1)[1:3]])
+    (graph,) = symm_overlap.inductor.report().graphs
+    assert graph.fused == 1
+
+
+def test_a_sum_over_all_ranks_may_have_a_symbolic_batch_that_they_cannot_share(ranks: Pool) -> None:
+    """The ranks share all rows instead: the batch times the length of a sequence, which is known to be even."""
+    ranks.run(2, symbolic_batch, timeout=120)
+
+
 @without_cached_graphs
 def all_of_the_compiler(me: Rank, folder: str) -> None:
     start_anew(folder)

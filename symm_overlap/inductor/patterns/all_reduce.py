@@ -87,10 +87,24 @@ class AllReduce:
 
     def _in_two(self, old: list[Node]) -> int:
         """Write a reduce-scatter, which is fused, and an all-gather of the sums. Return the number of matmuls."""
-        whole, reduce_op, group = self.node.args
+        whole = self.node.args[0]
         assert isinstance(whole, Node)
+        skipped = SkipError(
+            "a sum, a scaled product, and a product that is cast or used elsewhere too can be fused only if the ranks "
+            f"can share the rows evenly, and {self.world} ranks cannot, as far as is known"
+        )
+        for way in _ways_to_share(whole, self.world):
+            try:
+                return self._shared(old, whole, way)
+            except SkipError as error:
+                skipped = error
+        raise skipped
+
+    def _shared(self, old: list[Node], whole: Node, way: int | None) -> int:
+        """Do the same, where the ranks share ``whole`` in a given way; see `_ways_to_share`."""
+        _, reduce_op, group = self.node.args
         with writing(self.graph, self.node) as write:
-            rows, dim = _in_rank_order(write, whole, self.world)
+            rows, dim = _in_rank_order(write, whole, self.world, way)
             collective = write.call(ReduceScatter.target, rows, reduce_op, self.world, group)
             part = write.call(c10d.wait_tensor.default, collective)
             output = write.like(write.op("all_gather", part, dim, group), self.node)
@@ -108,20 +122,21 @@ class AllReduce:
         return matmuls
 
 
-def _in_rank_order(write: Writer, whole: Node, world: int) -> tuple[Node, int]:
+def _ways_to_share(whole: Node, world: int) -> list[int | None]:
+    """Return the ways in which the ranks can share the rows of a tensor evenly, the best one first: None if each rank
+    takes a block of all rows, or a dimension that is divided.
+    """
+    *lead, _ = value(whole).shape
+    dims = [dim for dim, size in enumerate(lead) if dim > 0 and known(size % world == 0)]
+    return [None, *dims] if known(prod(lead) % world == 0) else list(dims)
+
+
+def _in_rank_order(write: Writer, whole: Node, world: int, way: int | None) -> tuple[Node, int]:
     """Return the tensor reordered so that its first dimension can be scattered, and the dimension that this divides."""
-    *lead, columns = value(whole).shape
-    dim = next((dim for dim, size in enumerate(lead) if known(size % world == 0)), None)
-    if dim == 0:
-        return whole, 0
-    if dim is None and known(prod(lead) % world == 0):
+    if way is None:
+        *lead, columns = value(whole).shape
         return write.reshape(whole, [prod(lead), columns]), 0
-    if dim is None:
-        raise SkipError(
-            "a sum, a scaled product, and a product that is cast or used elsewhere too can be fused only if the ranks "
-            f"can share the rows evenly, and {world} ranks cannot, as far as is known"
-        )
-    size = write.size(whole, dim)
+    size = write.size(whole, way)
     size = write.call(operator.floordiv, size, world) if isinstance(size, Node) else size // world
-    chunks = write.call(aten.split.Tensor, whole, size, dim)
-    return write.call(aten.cat.default, [write.call(operator.getitem, chunks, rank) for rank in range(world)]), dim
+    chunks = write.call(aten.split.Tensor, whole, size, way)
+    return write.call(aten.cat.default, [write.call(operator.getitem, chunks, rank) for rank in range(world)]), way
