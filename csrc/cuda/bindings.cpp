@@ -47,15 +47,16 @@ void register_cuda(py::module_& module) {
       .def_readonly("found", &FailureRecord::found);
 
   // A launch blocks while the GPU's queue is full, and the kernels in it may wait for work that another thread has yet
-  // to launch. So every function that launches releases the GIL.
+  // to launch. So every function that launches releases the GIL, and so does one that loads kernels or allocates pinned
+  // memory, which may wait for the GPU too.
   using NoGil = py::call_guard<cpu::WithoutGil>;
   py::class_<LaneHost>(module, "CudaLane")
       .def(py::init<const at::Tensor&, const at::Tensor&, int, int, int, const std::string&,
                     const std::vector<at::Tensor>&>(),
            py::arg("control"), py::arg("peers"), py::arg("rank"), py::arg("world"), py::arg("channels"),
-           py::arg("group_name") = "", py::arg("hosts") = std::vector<at::Tensor>{})
+           py::arg("group_name") = "", py::arg("hosts") = std::vector<at::Tensor>{}, NoGil())
       .def("begin", &LaneHost::begin, py::arg("op"), py::arg("call"), py::arg("timeout_ns"), py::arg("call_hash") = 0,
-           py::arg("number") = 0, py::arg("by_kernels") = false)
+           py::arg("number") = 0, py::arg("by_kernels") = false, NoGil())
       .def("signal", at_once<&LaneHost::signal>, py::arg("peers"), py::arg("channel"), NoGil())
       .def("wait", at_once<&LaneHost::wait>, py::arg("peers"), py::arg("channel"), NoGil())
       .def("barrier", &LaneHost::barrier, py::arg("channel"), NoGil())
@@ -78,7 +79,7 @@ void register_cuda(py::module_& module) {
       .def("reserve_events", &CudaDriver::reserve_events, py::arg("count"));
   py::class_<CudaFlags, issue::Flags, std::shared_ptr<CudaFlags>>(module, "CudaFlags")
       .def(py::init<const at::Tensor&, const at::Tensor&, bool>(), py::arg("status"), py::arg("record"),
-           py::arg("in_memory"))
+           py::arg("in_memory"), NoGil())
       .def("use", &CudaFlags::use, py::arg("words"))
       .def("begin", &CudaFlags::begin, py::arg("caller"))
       .def("up", py::overload_cast<int>(&CudaFlags::raise), py::arg("chunk"), NoGil())

@@ -133,7 +133,7 @@ LaneHost::~LaneHost() {
   // False in a forked process, which does not have the pinned memory.
   const bool left = capture_ == 0 && Watch::of_this_process().leave(host_);
   const bool ran = left && !open_ && epoch_reached(__atomic_load_n(&record_->ended, __ATOMIC_ACQUIRE), ends_);
-  if (left && (ran || !pinned_->of_all_ranks())) return;
+  if (left && ran) return;
   (void)pinned_.release();
   (void)record_.release();
 }
@@ -307,6 +307,7 @@ void LaneHost::poison(const std::vector<at::Tensor>& outputs, const CudaFlags* f
     used.ended = last ? 1 : 0;
     C10_CUDA_CHECK(launch_poison(lane_, call_, awaited_, extents, used, last ? end : 0, stream));
   } while (next < outputs.size());
+  if (end != 0 && !in_memory_) host_->launched(call_, end);
 }
 
 void LaneHost::give_up(int64_t op, int64_t call) {

@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _one_rendezvous = threading.Lock()  # torch exchanges the handles of CUDA memory over one socket a process
+_met: WeakKeyDictionary[torch.UntypedStorage, WeakKeyDictionary[dist.ProcessGroup, SymmetricMemory]]
+_met = WeakKeyDictionary()
+"""For memory on a GPU, the groups whose ranks have met for it."""
 _STEP = 1 << 20  # bytes of a half: small calls of different shapes share one; a GPU hands out 2 MiB at a time
 
 
@@ -61,14 +65,20 @@ def new_symmetric(
 def rendezvous(tensor: Tensor, group: dist.ProcessGroup) -> SymmetricMemory:
     """Let the ranks of ``group`` meet for symmetric memory that each of them has allocated. This is torch's
     ``rendezvous``, for ranks that may have met in other groups before, some more often than others. A second call for
-    the same memory waits for no peer.
+    the same memory waits for no peer, and takes no longer than a look into a table: gathers call this for each shard
+    that they read in place.
     """
     if tensor.device.type == "cpu":
         return symm_mem.rendezvous(tensor, group.group_name)
+    groups = _met.setdefault(tensor.untyped_storage(), WeakKeyDictionary())
+    known = groups.get(group)
+    if known is not None:
+        return known
     with _one_rendezvous:
         name = rendezvous_name(group)
         # torch keeps a table of the peers' addresses on the device, in memory of its caching allocator.
-        return lasting(lambda: symm_mem.rendezvous(tensor, name), tensor.device)
+        groups[group] = lasting(lambda: symm_mem.rendezvous(tensor, name), tensor.device)
+    return groups[group]
 
 
 def on_every_rank(make: Callable[[], _T], group: dist.ProcessGroup, tag: str) -> _T:

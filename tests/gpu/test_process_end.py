@@ -97,10 +97,12 @@ def test_a_process_ends_with_a_wait_that_nobody_answers(
         assert staying.poll() is None, "the peer has ended, but it should still be running"
 
 
-@pytest.mark.parametrize("waits", WAITS)
-def test_a_process_ends_with_a_replay_whose_peer_has_died(tmp_path: pathlib.Path, waits: str) -> None:
-    """Python frees the lane when it ends, and torch then waits for the replay, which the host does not see."""
-    with leaving_a_wait(tmp_path, waits, "with Python", 300.0, "replay") as (leaving, staying):
+@pytest.mark.parametrize(("waits", "op"), [*((waits, "replay") for waits in WAITS), ("kernels", "gather")])
+def test_a_process_ends_with_a_wait_whose_peer_has_died(tmp_path: pathlib.Path, waits: str, op: str) -> None:
+    """Python frees the lane when it ends, and torch then waits for the replay, which the host does not see, or for the
+    kernels of a call.
+    """
+    with leaving_a_wait(tmp_path, waits, "with Python", 300.0, op) as (leaving, staying):
         time.sleep(3.0)  # by now Python has freed the lane
         staying.kill()
         assert leaving.wait(timeout=15) == 7

@@ -207,14 +207,21 @@ def test_under_autocast_bfloat16_is_sent(ranks: Pool) -> None:
     ranks.run(2, under_autocast, timeout=120)
 
 
-def symbolic_sizes(me: Rank) -> None:
+def symbolic_sizes(me: Rank, fixed_length: bool) -> None:
     torch._dynamo.reset()
     symm_overlap.inductor.clear()
     torch.manual_seed(me.rank)
     module = models.common("MLP, dim 1")(DeviceMesh.from_group(me.group, "cpu")).double()
-    model = compiled_up_to_the_pass(module, OverlapPass(Choices(strict=True)), dynamic=True)
+    compiled = compiled_up_to_the_pass(module, OverlapPass(Choices(strict=True)), dynamic=True)
+
+    def model(x: Tensor) -> Tensor:
+        if fixed_length:
+            torch._dynamo.mark_static(x, (1, 2))
+        return compiled(x)
+
     for longer in (1, 2, 3):
-        x = torch.randn(2, 4 * longer, models.WIDTH, dtype=torch.float64)
+        shape = (2 * longer, 4) if fixed_length else (2, 4 * longer)
+        x = torch.randn(*shape, models.WIDTH, dtype=torch.float64)
         with comparing(False):
             found = step(model, module, x)
         for one, other in zip(found, step(module, module, x), strict=True):
@@ -222,5 +229,7 @@ def symbolic_sizes(me: Rank) -> None:
     assert [graph.fused for graph in symm_overlap.inductor.report().graphs][:2] == [2, 2]
 
 
-def test_sizes_may_be_symbolic(ranks: Pool) -> None:
-    ranks.run(2, symbolic_sizes, timeout=240)
+@pytest.mark.parametrize("fixed_length", [False, True])
+def test_sizes_may_be_symbolic(ranks: Pool, fixed_length: bool) -> None:
+    """Of a batch of sequences, all sizes, or the number of sequences alone. The compiler then divides symbols."""
+    ranks.run(2, symbolic_sizes, fixed_length, timeout=240)

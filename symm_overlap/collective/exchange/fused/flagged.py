@@ -68,7 +68,9 @@ def _new_sets(call: Call) -> tuple[Flags, Flags]:
     from .stream_flags import StreamFlags
 
     in_memory = call.backend.described(device).stream_waits
-    return StreamFlags(device, in_memory), StreamFlags(device, in_memory=False)
+    made = StreamFlags(device, in_memory), StreamFlags(device, in_memory=False)
+    made[0].prepare(made[0].count)  # another thread may make the first call with them, on another stream
+    return made
 
 
 def raise_kernel_failures() -> None:
