@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import gc
 import os
 import pickle
 import signal
@@ -86,7 +85,6 @@ def main(rank: int, setup: Setup, connection: Connection, stacks: str) -> None:
             else:
                 os.environ[name] = value
         dist.ProcessGroupGloo = dist.distributed_c10d.ProcessGroupGloo = QuietGloo  # type: ignore[misc]
-        gc.set_threshold(50_000, 20, 20)  # see conftest.py
         try:
             groups = join_groups(rank, setup)
         except BaseException:

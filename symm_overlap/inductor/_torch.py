@@ -31,9 +31,9 @@ __all__ = [
     "known",
     "options_of",
     "pads",
+    "plain_size",
     "run_after_compilations",
     "set_pass",
-    "settled_size",
     "stable_topological_sort",
     "with_pass",
 ]
@@ -94,7 +94,7 @@ def known(condition: bool | torch.SymBool) -> bool:
     return condition if isinstance(condition, bool) else statically_known_true(condition)
 
 
-def settled_size(size: Any) -> Any:
+def plain_size(size: Any) -> Any:
     """Return a symbolic size as an int if it is a number after all: ``16 * s // s`` is 16. Adds no assumption."""
     if isinstance(size, int):
         return size

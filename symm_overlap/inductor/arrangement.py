@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import prod
 
-from ._torch import known, settled_size
+from ._torch import known, plain_size
 
 Size = int  # or a SymInt, which behaves like one
 
@@ -30,7 +30,7 @@ class Atom:
     __slots__ = ("parts", "size")
 
     def __init__(self, size: Size) -> None:
-        self.size: Size = settled_size(size)
+        self.size: Size = plain_size(size)
         self.parts: tuple[Atom, Atom] | None = None
 
     def __repr__(self) -> str:

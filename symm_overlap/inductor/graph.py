@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from ._torch import known, settled_size
+from ._torch import known, plain_size
 from .arrangement import Arrangement, Size, moved, permuted, viewed
 
 aten = torch.ops.aten
@@ -217,7 +217,7 @@ class Writer:
 
     def reshape(self, node: Node, shape: Sequence[Size]) -> Node:
         """Return ``node.reshape(shape)``, or the node itself if it has this shape."""
-        old, shape = value(node).shape, [settled_size(size) for size in shape]
+        old, shape = value(node).shape, [plain_size(size) for size in shape]
         if len(old) == len(shape) and all(known(a == b) for a, b in zip(old, shape, strict=True)):
             return node
         symbolic = [size for size in shape if not isinstance(size, int)]
@@ -240,7 +240,7 @@ class Writer:
 
     def size(self, node: Node, dim: int) -> Any:
         """Return ``node.shape[dim]`` as an argument for a node."""
-        size = settled_size(value(node).shape[dim])
+        size = plain_size(value(node).shape[dim])
         return size if isinstance(size, int) else self.call(aten.sym_size.int, node, dim)
 
     def _sizes(self, shape: Sequence[Size]) -> list[Any]:

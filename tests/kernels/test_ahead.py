@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 pytest.importorskip("triton")
 
 from bench.harness.triton_gpu import gpu, keys
+from symm_overlap.collective.exchange.fused import flagged
 from symm_overlap.collective.exchange.fused.stand_in import stand_ins
 from symm_overlap.collective.exchange.fused.stream_flags import StreamFlags
 from symm_overlap.kernels import load
@@ -38,3 +40,12 @@ def test_a_kernel_is_compiled_and_loaded_before_it_is_launched(monkeypatch: pyte
         launcher(*given, flags, *at)
         assert driver.launched == driver.loaded == loaded == ["matmul_reduce_scatter_kernel"]
         assert keys(90) == prepared
+
+
+def test_new_flags_are_set_before_a_call_on_another_stream_can_use_them() -> None:
+    call = mock.Mock()
+    call.lane.device = torch.device("cpu")
+    call.backend.machine.return_value = 90, 132
+    with gpu(90) as driver:
+        flagged._new_sets(call)
+    driver.stream.synchronize.assert_called_once()

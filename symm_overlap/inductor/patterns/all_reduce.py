@@ -126,7 +126,7 @@ def _ways_to_share(whole: Node, world: int) -> list[int | None]:
     """Return the ways in which the ranks can share the rows of a tensor evenly, the best one first: None if each rank
     takes a block of all rows, or a dimension that is divided.
     """
-    *lead, _ = value(whole).shape
+    lead = value(whole).shape[:-1]
     dims = [dim for dim, size in enumerate(lead) if dim > 0 and known(size % world == 0)]
     return [None, *dims] if known(prod(lead) % world == 0) else list(dims)
 
