@@ -78,7 +78,7 @@ OF_TORCH := $(addprefix tests/,collective fsdp inductor nn pipeline runtime) \
     $(addprefix --ignore=tests/,$(ANY_TORCH) $(TORCH_ELSEWHERE))
 
 # The tests of what C++ issues and of what its kernels do. The other GPU tests take four more minutes.
-ON_HOST_GPU := $(addprefix tests/gpu/test_,capture.py collectives.py fsdp_async.py graph_trees.py meetings.py memory_operations.py reduce.py replays.py signals.py spans.py sum_dtypes.py)
+ON_HOST_GPU := $(addprefix tests/gpu/test_,capture.py collectives.py fsdp_async.py graph_trees.py meetings.py memory_operations.py process_end.py reduce.py replays.py signals.py slots.py spans.py sum_dtypes.py)
 
 cuda-build: cuda-tree
 	$(CUDA_MAKE) cuda-check

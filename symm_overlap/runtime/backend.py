@@ -110,8 +110,8 @@ class Workspace(Protocol):
         """
 
     def memory(self) -> object:
-        """Return an object that keeps the memory of this rank mapped. Tensors in the memory do not: they are only
-        views.
+        """Return an object that keeps the memory of this rank mapped, until it goes away, which may happen at any time.
+        Tensors in the memory do not: they are only views.
         """
 
     def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> None:
@@ -194,6 +194,12 @@ class Backend(Protocol):
     def synchronize(self, device: torch.device) -> None:
         """Wait until the device has finished all work enqueued so far."""
 
+    def mark(self, device: torch.device) -> Any:
+        """Return an event after the work enqueued so far on the current stream of the device. Return None if there is
+        no such event, because the stream is being captured or the device has no events: then only `synchronize` waits
+        for that work.
+        """
+
     def workspace(self, group: dist.ProcessGroup, device: torch.device, lane: int, tag: str) -> Workspace:
         """Return the workspace of a new lane. It has no memory yet."""
 
@@ -203,6 +209,11 @@ class Backend(Protocol):
     def stream_beside(self, device: torch.device) -> Any:
         """Return a new stream, whose work goes ahead of the work of other streams. None if all work is done when the
         call that starts it returns.
+        """
+
+    def stream_ahead(self, device: torch.device) -> Any:
+        """Return the stream of the device on which nothing ever waits, for work that ends the waits of other streams.
+        None if the device has no streams.
         """
 
     def resolve(self, device: torch.device) -> torch.device:

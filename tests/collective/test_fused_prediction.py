@@ -63,8 +63,7 @@ class Noted:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.operations: list[str] = []
         patch.setattr(CpuBackend, "machine", lambda backend, device: (90, 132))
-        for name in ("Stream", "current_stream"):
-            patch.setattr(torch.cuda, name, mock.Mock())
+        patch.setattr(torch.cuda, "current_stream", mock.Mock())
         zeros = torch.zeros
         patch.setattr(torch, "zeros", lambda *size, pin_memory=False, **options: zeros(*size, **options))
         for kind in ("copy", "sum"):

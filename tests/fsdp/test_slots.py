@@ -130,6 +130,7 @@ def waits(me: Rank, count: int) -> list[list[str]]:
     slots.reserve(count, 4 * N * me.world)
     stream = Stream()
     slots._current_stream = stream.current_stream  # type: ignore[assignment]
+    slots._mark = stream.record_event  # type: ignore[assignment]
     found = []
     for call in range(6):
         output = gather(slots, me, float(call))

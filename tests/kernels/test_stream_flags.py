@@ -31,7 +31,6 @@ def new_flags() -> Any:
     zeros = torch.zeros
     with (
         mock.patch.object(torch, "zeros", lambda *size, pin_memory=False, **options: zeros(*size, **options)),
-        mock.patch.object(torch.cuda, "Stream"),
         mock.patch.object(_C, "CudaFlags", NativeFlags, create=True),
     ):
         return StreamFlags(torch.device("cpu"), in_memory=False)

@@ -77,7 +77,7 @@ class FakeHandle:
 def signals(monkeypatch: pytest.MonkeyPatch) -> CudaSignals:
     monkeypatch.setattr(_C, "CudaLane", FakeLane, raising=False)
     monkeypatch.setattr(cuda_signals, "_lanes", type(cuda_signals._lanes)())
-    monkeypatch.setattr(cuda_signals, "_stream_ahead", lambda device: "ahead")
+    monkeypatch.setattr(cuda_signals, "stream_ahead", lambda device: "ahead")
     return CudaSignals(torch.zeros(1, dtype=torch.int32), FakeHandle(), group_name="tp", lane=2, channels=4)
 
 
@@ -249,7 +249,7 @@ def hosts_of_lanes(me: Rank, refused: dict[int, Exception], tag: str) -> tuple[l
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         patch.setattr(_C, "CudaLane", Lane, raising=False)
-        for name, value in (("symm_mem", symm_mem), ("stream_waits", lambda _: True), ("_stream_ahead", lambda _: "")):
+        for name, value in (("symm_mem", symm_mem), ("stream_waits", lambda _: True), ("stream_ahead", lambda _: "")):
             patch.setattr(cuda_signals, name, value)
         patch.setattr(torch.cuda, "synchronize", lambda device: None)
         device = torch.device("cuda", 0)

@@ -41,7 +41,8 @@ class _Use:
 
     Attributes:
         alive: whether the memory still belongs to some tensor.
-        freed: an event after the work that was queued on the current stream when the last such tensor was freed.
+        freed: an event after the work that was queued on the current stream when the last such tensor was freed. None
+            if there is no such event; see `Backend.mark`.
     """
 
     alive: bool = True
@@ -88,6 +89,7 @@ class Slots:
         self.backend: Backend = backend_of(device.type)
         self._settings = settings
         self._current_stream = partial(torch.get_device_module(device).current_stream, device)
+        self._mark = partial(self.backend.mark, device)
         self._uses: dict[int, _Use] = {}
         self._done: dict[int, Any] = {}  # for each slot, the event after the last call that used it
 
@@ -127,22 +129,27 @@ class Slots:
         elif use is not None and use.alive:
             self.reserve(2 * self.count, nbytes)
         use = self._uses.get(self.slot)
-        stream = self._current_stream()
         # Wait for the call after the last one that used this slot, and for the last use of its tensor.
-        for event in (self._done.get((self.turn + 1) % self.count), None if use is None else use.freed):
+        events = [self._done.get((self.turn + 1) % self.count)]
+        if use is not None:
+            events.append(use.freed)
+            if use.freed is None:
+                self.backend.synchronize(self.device)
+        stream = self._current_stream()
+        for event in events:
             if event is not None:
                 stream.wait_event(event)
         workspace = self.lane.workspace
         tensor = workspace.place(self.rank, self.slot * self.nbytes, size, dtype)
         use = self._uses[self.slot] = _Use()
-        ended = weakref.finalize(tensor.untyped_storage(), self._ended, self._current_stream, use, workspace.memory())
+        ended = weakref.finalize(tensor.untyped_storage(), self._ended, self._mark, use, workspace.memory())
         ended.atexit = False
         return tensor
 
     @staticmethod
-    def _ended(current_stream: Callable[[], Any], use: _Use, memory: object) -> None:
+    def _ended(mark: Callable[[], Any], use: _Use, memory: object) -> None:
         """Note that the last tensor in a slot is gone. The finalizer kept ``memory`` alive until then."""
-        use.freed = current_stream().record_event()
+        use.freed = mark()
         use.alive = False
 
     def holds(self, tensor: Tensor) -> bool:
@@ -182,7 +189,7 @@ class Slots:
                 seconds=settings.seconds,
                 call_hash=self._hash(digest),
             )
-        event = self._done[self.slot] = self._current_stream().record_event()
+        event = self._done[self.slot] = self._mark()
         self.turn += 1
         return event
 

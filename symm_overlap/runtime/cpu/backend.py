@@ -65,6 +65,9 @@ class CpuBackend:
     def synchronize(self, device: torch.device) -> None:
         """Do nothing: on CPU, all work is done when the call returns."""
 
+    def mark(self, device: torch.device) -> None:
+        """Return None: a CPU has no events."""
+
     def workspace(self, group: dist.ProcessGroup, device: torch.device, lane: int, tag: str) -> CpuWorkspace:
         """See `Backend.workspace`."""
         # A subclass that replaces these functions must be called for every step.
@@ -78,6 +81,9 @@ class CpuBackend:
 
     def stream_beside(self, device: torch.device) -> None:
         """Return None: on CPU, all work is done when the call returns."""
+
+    def stream_ahead(self, device: torch.device) -> None:
+        """Return None: a CPU has no streams."""
 
     def resolve(self, device: torch.device) -> torch.device:
         """See `Backend.resolve`."""

@@ -16,7 +16,7 @@ from ...plan import Streams
 from ..costs import Device
 from .memory_operations import stream_waits
 from .signals import check_lanes
-from .streams import CudaStreams
+from .streams import CudaStreams, stream_ahead
 from .traits import TRAITS
 from .workspace import CudaWorkspace
 
@@ -52,6 +52,10 @@ class CudaBackend:
         """See `Backend.synchronize`."""
         torch.cuda.synchronize(device)
 
+    def mark(self, device: torch.device) -> torch.cuda.Event | None:
+        """See `Backend.mark`. An event recorded in a capture belongs to the graph, and nothing else can wait for it."""
+        return None if _C.capturing(device.index) else torch.cuda.current_stream(device).record_event()
+
     def workspace(self, group: dist.ProcessGroup, device: torch.device, lane: int, tag: str) -> CudaWorkspace:
         """See `Backend.workspace`."""
         return CudaWorkspace(group, device, lane, tag)
@@ -65,6 +69,10 @@ class CudaBackend:
     def stream_beside(self, device: torch.device) -> torch.cuda.Stream:
         """See `Backend.stream_beside`. It is none of torch's streams, which several owners share."""
         return torch.cuda.ExternalStream(_C.new_cuda_stream(device.index, True), device)
+
+    def stream_ahead(self, device: torch.device) -> torch.cuda.Stream:
+        """See `Backend.stream_ahead`."""
+        return stream_ahead(device)
 
     def resolve(self, device: torch.device) -> torch.device:
         """See `Backend.resolve`."""

@@ -36,7 +36,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 
 import torch
 from torch.distributed import DistBackendError, ProcessGroup
@@ -46,6 +46,7 @@ from ..._torch import SymmetricMemory, symm_mem
 from ..lasting_memory import lasting
 from ..symmetric import on_every_rank, rendezvous
 from .memory_operations import stream_waits
+from .streams import stream_ahead
 
 SLEEP_CYCLES = 100  # of the sleep step: enough for the other stream's kernel to start first, negligible for a matmul
 _MASK = 0xFFFFFFFF  # the record's numbers have 32 bits
@@ -97,7 +98,7 @@ class CudaSignals:
         peers = lasting(lambda: torch.tensor(addresses, dtype=torch.int64, device=control.device), control.device)
         self._replays = channels  # one more channel, for the barriers ahead of calls
         self._lane = _C.CudaLane(control, peers, self.rank, self.world, channels + 1, group_name, hosts)
-        self._ahead = _stream_ahead(control.device)
+        self._ahead = stream_ahead(control.device)
         self._ops: list[str] = []
         self._calls = 0
         self._reported = False
@@ -269,12 +270,6 @@ def _if_no_rank_fails(lane: Callable[[], CudaSignals], group: ProcessGroup, tag:
     if failure:
         warnings.warn(f"symm_overlap: kernels wait for signals in group {group.group_name!r}: {failure}", stacklevel=2)
     return None if any(failures) else made
-
-
-@cache
-def _stream_ahead(device: torch.device) -> torch.cuda.Stream:
-    """Return a stream on which nothing ever waits. All lanes share it, because streams share a few hardware queues."""
-    return torch.cuda.ExternalStream(_C.new_cuda_stream(device.index, True), device)
 
 
 def check_lanes() -> None:

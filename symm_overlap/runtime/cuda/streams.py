@@ -7,12 +7,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection
 from contextlib import suppress
+from functools import cache
 
 import torch
 
 from ... import _C
 from ...plan import Program, Table
 from ...plan.execute import at_step
+
+
+@cache
+def stream_ahead(device: torch.device) -> torch.cuda.Stream:
+    """Return a stream on which nothing ever waits. All lanes share it, because streams share a few hardware queues. It
+    is none of torch's streams, which several owners share.
+    """
+    return torch.cuda.ExternalStream(_C.new_cuda_stream(device.index, True), device)
 
 
 class CudaStreams:

@@ -29,11 +29,30 @@ from .streams import CudaStreams
 _FEWEST_CHANNELS = 8  # more than any op's plan needs, so that a lane's signals are created only once
 
 _left: list[object] = []
-"""What workspaces have left that went away during a capture, until another workspace grows.
+"""What owners of symmetric memory have left that went away during a capture, until another workspace grows.
 
 torch waits for the device before it frees symmetric memory. During a capture this is an error. It is thrown by a
 destructor, so it would end the process.
 """
+
+
+def _leave(device: torch.device, held: object) -> None:
+    """Keep what an owner of symmetric memory holds, which is going away, if a graph is being captured."""
+    if sys.is_finalizing():
+        return
+    with suppress(RuntimeError):  # CUDA itself has failed, or this process was forked
+        if _C.capturing(device.index):
+            _left.append(held)
+
+
+class _Memory:
+    """Keeps the memory of a workspace mapped. It may go away at any time."""
+
+    def __init__(self, device: torch.device, *held: object) -> None:
+        self._device, self._held = device, held
+
+    def __del__(self) -> None:
+        _leave(self._device, self._held)
 
 
 class _Guard:
@@ -77,11 +96,8 @@ class CudaWorkspace:
         self._is_captured = False  # the current call
 
     def __del__(self) -> None:
-        if sys.is_finalizing() or not vars(self).get("half"):
-            return
-        with suppress(RuntimeError):  # CUDA itself has failed, or this process was forked
-            if self.capturing():
-                _left.append(vars(self))
+        if vars(self).get("half"):
+            _leave(self._device, vars(self))
 
     def guarded(self, lock: threading.Lock) -> AbstractContextManager[object]:
         """See `Workspace.guarded`."""
@@ -151,7 +167,7 @@ class CudaWorkspace:
 
     def memory(self) -> object:
         """See `Workspace.memory`."""
-        return self._tensor, self._handle
+        return _Memory(self._device, self._tensor, self._handle)
 
     def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> None:
         """See `Workspace.begin`. Before the workspace is first allocated, there are no signals to prepare."""

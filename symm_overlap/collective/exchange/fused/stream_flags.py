@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .... import _C
 from ....kernels.flags import EPOCH, TIMED_OUT, Caller, Expired, Flags
-from ....runtime import lasting
+from ....runtime import backend_of, lasting
 
 _RECORD_WORDS = EPOCH + 2  # the last one names the call; see csrc/cuda/kernels.h
 
@@ -45,7 +45,6 @@ class StreamFlags(Flags):
         self._recorded = ctypes.c_int32.from_address(self._record.data_ptr())  # its first word, which is quick to read
         self._device, self._in_memory = device, in_memory
         super().__init__(device)
-        self._ahead = torch.cuda.Stream(device, priority=-1)  # nothing ever waits on it
 
     def prepare(self, count: int) -> None:
         """See `Flags.prepare`. It synchronises, because the first call may be on another stream."""
@@ -90,5 +89,5 @@ class StreamFlags(Flags):
 
     def abandon(self, error: BaseException) -> None:
         """See `Flags.abandon`. On a separate stream, because the call's streams may wait for flags that never come."""
-        with torch.cuda.stream(self._ahead):
+        with torch.cuda.stream(backend_of(self._device.type).stream_ahead(self._device)):
             self.native.give_up()
