@@ -20,7 +20,7 @@ from .. import _C
 from ..plan import Item, Life, Plan, Region, Step, Table, at_step, kind
 from ..plan.ranges import range_of
 from .merged import AwaitAndGather, MeetAndSum, launches
-from .work import Operand, Part, Slice, Work, WorkOf, tensor_of
+from .work import Fixed, Operand, Part, Slice, Work, WorkOf, tensor_of
 
 At = Callable[[Region], Tensor]
 
@@ -207,6 +207,8 @@ class _Compiler:
     def operand(self, operand: Operand) -> _C.Operand:
         """See `symm_overlap.runtime.work.Places`. Raises _ElsewhereError if its address may differ in the next call."""
         tensor = operand if isinstance(operand, Tensor) else operand.tensor
+        if isinstance(operand, Fixed):
+            return _C.Operand.fixed(tensor)
         index = self._made.get(id(tensor), self._indices.get(id(tensor)))
         if index is None:
             view = tensor_of(operand)

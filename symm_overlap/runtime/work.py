@@ -30,8 +30,16 @@ class Part(NamedTuple):
     view: Tensor
 
 
-Operand = Tensor | Slice | Part
-"""An operand of a computation: a whole tensor of the call or of the workspace, or a part of a tensor of the call."""
+class Fixed(NamedTuple):
+    """``tensor`` is not a tensor of the call, but it is at the same address in every call of the same variant."""
+
+    tensor: Tensor
+
+
+Operand = Tensor | Slice | Part | Fixed
+"""An operand of a computation: a whole tensor of the call or of the workspace, a part of a tensor of the call, or
+memory of a peer that stays where it is.
+"""
 
 Issued = tuple[object, ...]
 """The name of a method of `_C.Program`, and its arguments after the stream."""
@@ -241,6 +249,8 @@ def tensor_of(operand: Operand) -> Tensor:
     """Return an operand as a tensor."""
     if isinstance(operand, Slice):
         return operand.tensor.narrow(operand.dim, operand.start, operand.length)
+    if isinstance(operand, Fixed):
+        return operand.tensor
     return operand.view if isinstance(operand, Part) else operand
 
 

@@ -171,7 +171,9 @@ def read_in_place(me: Rank, path: str, run: Callable[[Callable[[], Tensor]], Cal
                 A.fill_(float("nan"))  # on the caller's stream, after the call
                 agree(found, torch.cat(shards) @ B.cpu())
         state = state_of(me.group)
-        assert state.lane(me.group, me.device, 53).workspace.half <= 1 << 20
+        lane = state.lane(me.group, me.device, 53)
+        assert lane.workspace.half <= 1 << 20
+        assert path != "pipelined" or all(kept.script.complete for kept in lane._kept.values() if kept.script)
         assert any(route.place[0] for route in state.routes.values()), "the place in symmetric memory is not known"
     torch.cuda.synchronize()
     symm_overlap.raise_failures()
@@ -196,7 +198,8 @@ def by_replays(call: Callable[[], Tensor]) -> Callable[[], Tensor]:
 
 
 @pytest.mark.parametrize("run", [eagerly, by_replays])
-@pytest.mark.parametrize("path", ["sequential", "pipelined"])
+@pytest.mark.usefixtures("triton")
+@pytest.mark.parametrize("path", ["sequential", "pipelined", "fused"])
 @pytest.mark.parametrize("world", [2, 3])
 def test_a_tensor_of_symm_overlap_empty_is_read_in_place_and_never_torn(
     gpu_ranks: Worlds, world: int, path: str, run: Callable[[Callable[[], Tensor]], Callable[[], Tensor]]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ....plan import Plan, Region, Step, Table
-from ....runtime import Copy, Part, Work, carry_out, tensor_of, view_of
+from ....runtime import Copy, Fixed, Part, Work, carry_out, tensor_of, view_of
 from ...described_work import DescribedConsumer
 from ...layouts import PartsLayout
 from ...parts import Consumer
@@ -94,10 +94,11 @@ class Gather(Run):
 
     def work(self, step: Step) -> Sequence[Work] | None:
         """See `Run.work`."""
-        if any(region.buffer == "input" and region.rank != self.call.rank for region in step.reads):
+        of_peer = any(region.buffer == "input" and region.rank != self.call.rank for region in step.reads)
+        if of_peer and self.call.backend.traits.announces_offset:
             return None  # a peer announces in each call where its input begins
-        if step.kind == "pull" and self.rings:
-            return [self._copy_of_piece(step)]
+        if step.kind == "pull" and (of_peer or self.rings):
+            return [self._copy_of_pull(step)]
         if step.kind != "consume" or not isinstance(self.consumer, DescribedConsumer):
             return None
         if step.chunk is not None:
@@ -112,15 +113,17 @@ class Gather(Run):
         place, rows = self.operand(region), self.cut[piece + 1] - self.cut[piece]
         return view_of(place, lambda view: view[:rows]) if region.buffer == "gathered" and self.rings else place
 
-    def _copy_of_piece(self, step: Step) -> Copy:
-        assert step.chunk is not None
-        return Copy(self._piece(step.writes[0], step.chunk[1]), self.at(step.reads[0]))
+    def _copy_of_pull(self, step: Step) -> Copy:
+        (target,), source = step.writes, self.at(step.reads[0])
+        to = self.operand(target) if step.chunk is None else self._piece(target, step.chunk[1])
+        # A route is for one place in symmetric memory, and a script is for one layout of one route.
+        return Copy(to, Fixed(source) if self.call.symmetric else source)
 
     def _announce(self, step: Step) -> None:
         self.shared(step.writes[0], (1,), torch.int64).fill_(int(self.shard.storage_offset()))
 
     def _pull(self, step: Step) -> None:
-        carry_out(self.call.backend, [self._copy_of_piece(step)])
+        carry_out(self.call.backend, [self._copy_of_pull(step)])
 
     def _consume(self, step: Step) -> None:
         assert self.consumer is not None
