@@ -11,6 +11,7 @@ import pytest
 from bench import collective_matmul, gpu_host, one_shot, plan_issue, primitives, results
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 def test_collective_matmul_writes_environment_and_rows(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "result.json"

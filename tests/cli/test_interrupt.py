@@ -49,6 +49,7 @@ def read_to(terminal: int, word: bytes | None) -> str:
 # The moment of the interrupt is a number of seconds after the import of the package, or a text that is shown once the
 # ranks have met. After the package, the command's modules are imported. Then the fork server imports them and torch's
 # compiler, which takes a second or more.
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", [0.0, 0.5, b"tiny model"])
 def test_an_interrupt_while_the_ranks_start_is_told_once(moment: float | bytes) -> None:
     terminal, other_end = os.openpty()

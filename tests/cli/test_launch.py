@@ -155,6 +155,7 @@ def launch_in(folder: str) -> None:
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}
 
 
+@pytest.mark.slow
 def test_a_signal_to_the_launcher_leaves_no_rank_behind(tmp_path: Path) -> None:
     folders = [tmp_path / number.name for number in CODES]
     for folder in folders:

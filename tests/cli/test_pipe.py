@@ -55,6 +55,7 @@ def test_a_full_disk_is_told_in_one_line(command: str) -> None:
     assert done.returncode == 1
 
 
+@pytest.mark.slow
 def test_a_command_works_without_its_standard_streams() -> None:
     assert in_shell("plan all_gather_matmul >&-").returncode == 0
     done = in_shell("schedule show - <&-")
@@ -71,6 +72,7 @@ def test_a_closed_pipe_is_no_mistake_of_the_arguments(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_ends_every_rank_quietly() -> None:
     process = start(TRAIN, unbuffered=False)
     try:

@@ -44,7 +44,7 @@ def gradients_are_those_of_plain_pytorch(me: Rank) -> None:
                 assert ref.relative_error(found.detach(), wanted.detach()) < 1e-12, f"{case} on the path {path}"
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_first_and_second_gradients_are_those_of_plain_pytorch_on_every_path(ranks: Pool, world: int) -> None:
     ranks.run(world, gradients_are_those_of_plain_pytorch, timeout=120)
 

@@ -253,6 +253,7 @@ for isa in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 @needs_onednn
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="ONEDNN_MAX_CPU_ISA has other values")
 def test_where_onednn_refuses_torch_multiplies() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 
 from symm_overlap.demo.config import TrainConfig
@@ -43,6 +44,7 @@ def train_and_compare(me: Rank) -> tuple[int, str]:
     return code, out.getvalue()
 
 
+@pytest.mark.slow
 def test_every_collective_is_fused_and_the_losses_are_those_of_eager_mode(ranks: Pool) -> None:
     (code, printed), (other_code, other_printed) = ranks.run(2, train_and_compare, timeout=240)
     assert (code, other_code, other_printed) == (0, 0, ""), "both ranks must succeed, and only rank 0 may print"

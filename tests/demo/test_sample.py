@@ -24,6 +24,7 @@ def texts_of_every_kind(me: Rank) -> dict[str, list[str]]:
     return {kind: texts_after_training(sharded(me, kind)) for kind in KINDS}
 
 
+@pytest.mark.slow
 def test_every_rank_generates_the_text_of_one_process(ranks: Pool) -> None:
     expected = texts_after_training(alone())
     assert ranks.run(2, texts_of_every_kind) == [dict.fromkeys(KINDS, expected)] * 2

@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -48,6 +49,7 @@ def twice_with_the_cache(me: Rank, folder: str) -> list[list[bool]]:
     return was_cached
 
 
+@pytest.mark.slow
 def test_graphs_of_the_cache_compute_the_same_and_report_what_they_hold(ranks: Pool, tmp_path: Any) -> None:
     found = ranks.run(2, twice_with_the_cache, str(tmp_path), timeout=240)
     assert [was_cached[1] for was_cached in found] == [[True, True]] * 2

@@ -157,6 +157,7 @@ def all_of_the_compiler(me: Rank, folder: str) -> None:
     assert symm_overlap.inductor.report().fused == len(PROGRAMS)
 
 
+@pytest.mark.slow
 def test_what_inductor_generates_computes_the_same(ranks: Pool, tmp_path: Any) -> None:
     ranks.run(2, all_of_the_compiler, str(tmp_path), timeout=240)
 

@@ -55,6 +55,7 @@ def test_the_last_signal_of_a_rank_that_has_died_is_not_overlooked(program: Path
     run_program(program, "last signal")
 
 
+@pytest.mark.slow
 def test_kernels_of_captured_calls_and_hosts_learn_of_each_other_s_failures(program: Path) -> None:
     run_program(program, "kernels")
 

@@ -204,6 +204,7 @@ def test_a_rank_without_room_tells_the_others(
         assert seconds < 20
 
 
+@pytest.mark.slow
 def test_allocations_over_two_gib_work_to_the_last_byte(ranks: Pool) -> None:
     nbytes = (1 << 31) + 4099
     fs = os.statvfs("/dev/shm")
