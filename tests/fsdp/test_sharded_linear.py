@@ -260,3 +260,24 @@ def test_the_model_of_these_tests_has_every_sort_of_layer() -> None:
     assert isinstance(model, Block)
     assert model.tied.weight is model.other.weight
     assert not any(parameter.requires_grad for parameter in model.frozen.parameters())
+
+
+def penalty(me: Rank) -> None:
+    """The loss contains the gradient of the input, so the weights' gradients come from two backward passes."""
+    for shard_dim in (0, 1):
+        torch.manual_seed(0)
+        plain = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 4)).to(F64)
+        sharded = copy.deepcopy(plain)
+        shard_linears(sharded, me.group, shard_dim=shard_dim)
+        inputs = torch.randn(2 + me.rank, 5, dtype=F64, requires_grad=True)
+        for model in (plain, sharded):
+            loss = torch.tanh(model(inputs)).sum()
+            (gradient,) = torch.autograd.grad(loss, inputs, create_graph=True)
+            (loss + gradient.square().sum()).backward()
+        average_gradients(me, plain.parameters())
+        same_gradients(plain, sharded)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_a_penalty_on_the_gradient_of_the_input_has_averaged_gradients_too(ranks: Pool, world: int) -> None:
+    ranks.run(world, penalty)

@@ -153,12 +153,13 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     X, W_shard = ctx.saved_tensors
     needs_X, needs_W = ctx.needs_input_grad[:2]
     ops, dim, transpose, name = torch.ops.symm_overlap, ctx.gather_dim, ctx.transpose, ctx.group_name
+    reduce_op = ctx.grad_reduce_op  # second gradients of the weight are reduced in the same way
     grad_X = grad_W = None
     if needs_X:
-        grad_X = ops.fused_all_gather_weight_matmul(grad, W_shard, dim, not transpose, name)
+        grad_X = ops.fused_all_gather_weight_matmul(grad, W_shard, dim, not transpose, name, reduce_op)
     if needs_W:
         left, right = (grad, X) if transpose else (X, grad)
-        grad_W = ops.weight_grad_reduce_scatter(left, right, ctx.grad_reduce_op, dim, name)
+        grad_W = ops.weight_grad_reduce_scatter(left, right, reduce_op, dim, name)
     return grad_X, grad_W, None, None, None, None
 
 
