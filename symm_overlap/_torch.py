@@ -231,11 +231,15 @@ def add_to_cache_keys(group_name: str, world: int) -> None:
 _TAG = " [symm_overlap, in order: "  # excludes graphs compiled before Inductor kept the ops in order
 
 
-def below_autocast(device_type: str) -> AbstractContextManager[None]:
+def below_autocast() -> AbstractContextManager[None]:
     """Return a context inside which ops skip the autocast layer, whatever its settings are."""
-    key = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}[device_type]
-    guard: AbstractContextManager[None] = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key))
+    guard: AbstractContextManager[None] = torch._C._ExcludeDispatchKeyGuard(_AUTOCAST)
     return guard
+
+
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.AutocastCUDA
+)
 
 
 def tensors_without_data() -> AbstractContextManager[Any]:

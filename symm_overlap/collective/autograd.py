@@ -9,6 +9,7 @@ import torch
 
 from .. import _C
 from .._torch import (
+    below_autocast,
     below_autograd,
     differentiable,
     has_tangent,
@@ -28,10 +29,13 @@ def autograd_kernel(op: Any, setup_context: Callable[..., None], backward: Calla
         setup_context(ctx, inputs, output, **keyword_only)
 
     def backward_as_forward(ctx: Any, *grads: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return backward(ctx, *grads)
-        with applied(in_backward(ctx.settings)):
-            return backward(ctx, *grads)
+        # Autocast has cast what the forward pass was given. The backward pass has the dtypes of the forward pass, even
+        # if it alone is inside an autocast block.
+        with below_autocast():
+            if torch.compiler.is_compiling():
+                return backward(ctx, *grads)
+            with applied(in_backward(ctx.settings)):
+                return backward(ctx, *grads)
 
     with_gradients = differentiable(op, setup, backward_as_forward)
 

@@ -156,7 +156,7 @@ def _autocast(op: Any, device_type: str) -> Callable[..., Any]:
 
     def run(*args: Any, **kwargs: Any) -> Any:
         dtype = torch.get_autocast_dtype(device_type)
-        with below_autocast(device_type):
+        with below_autocast():
             return op(*cast(args, dtype), **kwargs)
 
     return run

@@ -77,6 +77,47 @@ def test_autocast_casts_as_for_a_matmul_on_every_path(ranks: Pool) -> None:
     ranks.run(2, autocast_casts_as_for_a_matmul)
 
 
+def backward_inside_autocast(me: Rank, compiled: bool) -> None:
+    """The forward pass is not under autocast. If it is compiled, its backward pass is traced under autocast."""
+    A, B = (each.requires_grad_() for each in inputs(me))
+    shard = B[: 8 // me.world].detach().contiguous().requires_grad_()
+    group = me.group
+
+    def gathered(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
+        return symm_overlap.all_gather_matmul(A, [B], 1, group)[1][0]
+
+    def scattered(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
+        return symm_overlap.matmul_reduce_scatter(A, B, "avg", 1, group)
+
+    def scattered_wide(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
+        return symm_overlap.matmul_reduce_scatter(A, B, "sum", 1, group, out_dtype=torch.float32)
+
+    def reduced(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
+        return symm_overlap.matmul_all_reduce(A, B, "sum", group)
+
+    def weight(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
+        return symm_overlap.all_gather_weight_matmul(A, B, 0, group)
+
+    for function in (gathered, scattered, scattered_wide, reduced, weight):
+        right = shard if function is weight else B
+        expected = torch.autograd.grad(function(A, right).square().sum(), (A, right))
+
+        def without(A: torch.Tensor, B: torch.Tensor, function: Callable[..., torch.Tensor] = function) -> torch.Tensor:
+            with torch.autocast("cpu", enabled=False):
+                return function(A, B)
+
+        run = torch.compile(without, fullgraph=True, backend="aot_eager") if compiled else without
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = torch.autograd.grad(run(A, right).square().sum(), (A, right))
+        for one, wanted in zip(found, expected, strict=True):
+            assert torch.equal(one, wanted), function.__name__
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_have_the_dtypes_of_the_forward_pass(ranks: Pool, compiled: bool) -> None:
+    ranks.run(2, backward_inside_autocast, compiled)
+
+
 def blocks_inside_a_compiled_function_are_refused(me: Rank) -> None:
     A, B = inputs(me)
 

@@ -34,7 +34,7 @@ def _without_autocast(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``kernel`` without autocast: like torch's own ops, it then keeps the dtype of its inputs."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with below_autocast("cpu"):
+        with below_autocast():
             return kernel(*args, **kwargs)
 
     return run
