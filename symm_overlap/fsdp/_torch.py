@@ -120,9 +120,15 @@ def ignore_in_ddp(model: nn.Module, names: Iterable[str]) -> None:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """True if forward or backward hooks are registered on ``module``."""
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, kind) for kind in kinds)
+    """True if hooks are registered on ``module`` or on its own parameters."""
+    kinds = (
+        *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks"),
+        *("_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+    )
+    of_parameters = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    return any(getattr(module, kind) for kind in kinds) or any(
+        getattr(parameter, kind) for parameter in module.parameters(recurse=False) for kind in of_parameters
+    )
 
 
 def state_of(module: object) -> Any:

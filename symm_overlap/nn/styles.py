@@ -112,8 +112,14 @@ def _transposed(module: Any, style: str) -> bool:
     """True if the module's weight has shape (in, out).
 
     Raises:
-        NotImplementedError: the module is not a known linear layer.
+        NotImplementedError: the module is not a known linear layer, or its forward was replaced.
     """
+    replaced = vars(module).get("forward")
+    if replaced is not None and getattr(replaced, "__func__", None) is not _forward:  # `_distribute` rejects that one
+        raise NotImplementedError(
+            f"{style}: the forward of this {type(module).__name__} was replaced on the instance, and the style would "
+            "replace it again, so that it would be lost: apply the style first, or use torch's own style"
+        )
     if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward:
         return False
     # transformers' Conv1D is recognised by its attributes: nx is the number of inputs, nf the number of outputs.

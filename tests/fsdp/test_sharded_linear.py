@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import MethodType
 
 import pytest
 import torch
@@ -191,6 +192,10 @@ class Tied(nn.Module):
         self.hooked, self.kept, self.sharded = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
         self.again = self.sharded
         self.hooked.register_forward_hook(lambda *_: None)
+        self.parameter_hooked, self.saved_hooked, self.replaced = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.parameter_hooked.weight.register_post_accumulate_grad_hook(lambda _: None)
+        self.saved_hooked.register_state_dict_pre_hook(lambda *_: None)
+        self.replaced.forward = MethodType(lambda layer, x: F.linear(x, 2 * layer.weight), self.replaced)
 
 
 def what_is_left(me: Rank) -> None:
@@ -205,7 +210,8 @@ def what_is_left(me: Rank) -> None:
         "attention.out_proj": "it is a NonDynamicallyQuantizableLinear, not an nn.Linear",
         "layer.self_attn.out_proj": "it is a NonDynamicallyQuantizableLinear, not an nn.Linear",
         **{f"layer.{each}": f"nn.TransformerEncoderLayer passes {own}" for each in ("linear1", "linear2")},
-        "hooked": "it has hooks, which would be lost",
+        **dict.fromkeys(("hooked", "parameter_hooked", "saved_hooked"), "it has hooks, which would be lost"),
+        "replaced": "its forward was replaced on the instance, and would be lost",
         "kept": "it was not chosen",
     }
     assert model.head.weight is model.embed.weight

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import MethodType
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -43,6 +46,9 @@ def styles(me: Rank) -> None:
     for style in (ColwiseParallel(), RowwiseParallel()):
         for module in (nn.LayerNorm(4), OwnLinear(4, 4), nn.Conv1d(4, 4, 1)):
             rejects(style, module, NotImplementedError, f"not for {type(module).__name__}")
+        replaced = nn.Linear(4, 4)
+        replaced.forward = MethodType(lambda layer, x: F.linear(x, 2 * layer.weight), replaced)  # type: ignore[method-assign]
+        rejects(style, replaced, NotImplementedError, "the forward of this Linear was replaced on the instance")
     for style in STYLES:
         module = nn.LayerNorm(4) if style is SequenceParallel else nn.Linear(4, 4)
         parallelize_module(module, mesh, style())

@@ -80,6 +80,8 @@ def _reason(model: nn.Module, name: str, linear: nn.Linear, choose: Callable[[st
     """Return why a layer is not replaced; empty if it is."""
     if type(linear) is not nn.Linear:
         return f"it is a {type(linear).__name__}, not an nn.Linear"
+    if "forward" in vars(linear):
+        return "its forward was replaced on the instance, and would be lost"
     if has_hooks(linear):
         return "it has hooks, which would be lost"
     if any(isinstance(parameter, DTensor) for parameter in linear.parameters()):
