@@ -20,6 +20,7 @@ __all__ = [
     "buffers_of_reductions",
     "device_of",
     "drop_unused_gather",
+    "forget_post_optim_event",
     "forward_order",
     "forward_under_way",
     "gathers_in",
@@ -282,3 +283,8 @@ def restore_prefetch_lists(state: Any, lists: tuple[list[Any], list[Any]]) -> No
 def has_post_optim_event(module: FSDPModule) -> Any:
     """Return the event that the next forward's gathers will wait for, or None."""
     return state_of(module)._state_ctx.post_optim_event
+
+
+def forget_post_optim_event(module: FSDPModule) -> None:
+    """Let the next forward's gathers wait for the current stream, as if no event had been set."""
+    state_of(module)._state_ctx.post_optim_event = None

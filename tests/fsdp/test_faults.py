@@ -106,6 +106,20 @@ def test_modules_in_another_order_are_an_error_on_all(ranks: Pool) -> None:
         assert f"rank {1 - rank}" in message
 
 
+def late_after_apply(me: Rank) -> None:
+    made = sharded(me, model())
+    with timeout(1):
+        symm_overlap.fsdp.apply(made)
+    dist.barrier(me.group)
+    if me.rank == 1:
+        time.sleep(2.5)
+    loss_of(me, made, 0)
+
+
+def test_a_limit_around_apply_is_not_one_of_later_steps(ranks: Pool) -> None:
+    ranks.run(2, late_after_apply)
+
+
 class Failing(nn.Module):
     """A layer that fails in its forward pass."""
 

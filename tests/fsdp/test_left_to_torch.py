@@ -45,6 +45,37 @@ def test_a_group_of_one_rank_is_left_to_torch(ranks: Pool) -> None:
     ]
 
 
+class Complex(nn.Module):
+    """A layer whose parameter is complex."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.complex(torch.eye(8), torch.ones(8, 8)).to(torch.complex128))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.to(torch.complex128) @ self.weight).abs()
+
+
+def complex_gradients(me: Rank) -> list[str]:
+    found, trained = [], []
+    for ours in (False, True):
+        made = nn.Sequential(nn.Linear(8, 8).double(), Complex())
+        for parameter in made[0].parameters():
+            nn.init.constant_(parameter, 0.5)
+        for layer in made:
+            fully_shard(layer, mesh=DeviceMesh.from_group(me.group, "cpu"))
+        found += warned(made) if ours else []
+        made(torch.full((2, 8), 1.0 + me.rank, dtype=torch.float64)).sum().backward()
+        trained.append([parameter.grad.full_tensor() for parameter in made.parameters()])  # type: ignore[union-attr]
+    torch.testing.assert_close(trained[1], trained[0])
+    return found
+
+
+def test_complex_gradients_are_left_to_torch(ranks: Pool) -> None:
+    for found in ranks.run(2, complex_gradients):
+        assert found == ["symm_overlap.fsdp.apply leaves 1 to torch: its gradients are reduced in torch.complex128"]
+
+
 def forced(me: Rank) -> list[str]:
     made = sharded(me, model())
     with force_path("c10d"):

@@ -112,9 +112,13 @@ def steps(me: Rank) -> None:
     optimizer.step()
     model(x)
     assert at_the_start(log)[-2:] == ["copy-in waits for e4", "gather waits for e4"]
+    optimizer.step()  # its event is not for a forward after the block
     with handle:
         pass
     handle.remove()
+    log.clear()
+    model(x)
+    assert at_the_start(log) == ALL, "the event must go with the handle"
     optimizer.step()
     model.load_state_dict(model.state_dict())
     model(x)
@@ -175,6 +179,13 @@ def test_gathers_wait_for_the_optimizer(ranks: Pool, function: Any) -> None:
     ranks.run(2, function)
 
 
+class Wrapper(torch.optim.Optimizer):
+    """Wraps an optimizer without being initialised as one."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+
 def test_what_is_refused() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -182,6 +193,8 @@ def test_what_is_refused() -> None:
         post_optimizer_event(optimizer, model)
     with pytest.raises(TypeError, match=r"Linear is not a torch\.optim\.Optimizer"):
         post_optimizer_event([optimizer, model], model)  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="Wrapper accepts no hooks"):
+        post_optimizer_event(Wrapper(optimizer), model)
 
 
 def sharded_without_optimizers(me: Rank) -> str:

@@ -10,6 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from symm_overlap.fsdp import plan_prefetch
 from symm_overlap.fsdp._torch import groups_of, state_of
+from symm_overlap.fsdp.prefetch import recorder
 from symm_overlap.fsdp.prefetch.trace import POST_BACKWARD, POST_FORWARD
 from tests.fsdp.sleeping import sleeping
 
@@ -58,6 +59,20 @@ def test_a_forward_without_gradients_between_a_forward_and_its_backward_is_not_r
     assert plan.trace is not None
     assert [call.what for call in plan.trace.calls].count(POST_FORWARD) == 2
     assert all(layer.gather < slow / 4 for layer in plan.trace.layers)
+
+
+def test_forwards_without_a_backward_do_not_make_the_record_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "MOST_CALLS", 20)
+    with sleeping("cpu", lambda ms: None, 0.0, 0.0, 2) as model:
+        plan = plan_prefetch(model, "depth=1", verbose=False)
+        for _ in range(9):
+            model(torch.ones(2, 64, requires_grad=True))
+        model(torch.ones(2, 64, requires_grad=True)).sum().backward()
+        for _ in range(2):  # if the record was dropped in the last forward, the next step is recorded
+            model(torch.ones(2, 64, requires_grad=True)).sum().backward()
+    assert plan.status == "planned"
+    assert plan.trace is not None
+    assert len(plan.trace.calls) <= 20
 
 
 @pytest.mark.skipif(not hasattr(FSDPModule, "set_separate_reduce_scatter_group"), reason="this torch has one group")

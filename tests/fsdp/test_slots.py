@@ -13,6 +13,7 @@ from torch import Tensor
 
 from symm_overlap import timeout
 from symm_overlap.fsdp.communication.collectives import all_gather
+from symm_overlap.fsdp.communication.memory import GATHER, Memory
 from symm_overlap.fsdp.communication.slots import Slots
 from symm_overlap.settings import current
 from tests.ranks import Pool, Rank
@@ -146,6 +147,17 @@ def test_a_slot_is_asked_for_behind_the_call_after_its_last_one_and_behind_its_l
     assert ranks.run(2, waits, 2)[0] == behind_two
     behind_three = [[], [], ["event 1"], *([f"event {2 * k - 3}", f"event {2 * k - 4}"] for k in range(3, 6))]
     assert ranks.run(2, waits, 3)[0] == behind_three
+
+
+def by_device(me: Rank) -> None:
+    memory = Memory(current(), 2)
+    assert memory.slots(GATHER, me.group, me.device) is memory.slots(GATHER, me.group, me.device)
+    with pytest.warns(UserWarning, match="does not know the device 'meta'"):
+        assert memory.slots(GATHER, me.group, torch.device("meta")) is None
+
+
+def test_a_group_has_slots_for_each_device(ranks: Pool) -> None:
+    ranks.run(2, by_device)
 
 
 def shared_memory() -> int:

@@ -11,7 +11,7 @@ import torch
 
 from ...collective.sum_dtypes import sent_in
 
-__all__ = ["announce_gradients", "bytes_of"]
+__all__ = ["announce_gradients", "bytes_of", "reduce_dtypes"]
 
 
 def bytes_of(params: Any, halves: bool) -> tuple[int, int]:
@@ -26,16 +26,25 @@ def bytes_of(params: Any, halves: bool) -> tuple[int, int]:
     world = params.mesh_info.shard_mesh_size
     gathered = reduced = itemsize = 0
     for each in params.fsdp_params:
-        policy = each.mp_policy  # since torch 2.15, parameters of a group may have different ones
-        numel, own = world * prod(each.padded_sharded_param_size), each.sharded_param.dtype
-        dtype = policy.param_dtype if policy.param_dtype is not None and own.is_floating_point else own
+        numel, dtype, reduce_dtype = world * prod(each.padded_sharded_param_size), *_dtypes_of(each)
         gathered += numel * dtype.itemsize
         if each.sharded_param.requires_grad:
-            # Without a dtype for reductions, torch 2.15 reduces in the dtype in which gradients accumulate.
-            reduce_dtype = policy.reduce_dtype or getattr(each, "sharded_grad_dtype", None) or dtype
             sent = sent_in(dtype, reduce_dtype) if halves else reduce_dtype
             reduced, itemsize = reduced + numel, max(itemsize, sent.itemsize)
     return gathered, reduced * itemsize  # one dtype for all gradients
+
+
+def reduce_dtypes(params: Any) -> set[torch.dtype]:
+    """Return the dtypes in which gradients are reduced."""
+    return {_dtypes_of(each)[1] for each in params.fsdp_params if each.sharded_param.requires_grad}
+
+
+def _dtypes_of(param: Any) -> tuple[torch.dtype, torch.dtype]:
+    """Return the dtypes in which a parameter is gathered and its gradient is reduced."""
+    policy, own = param.mp_policy, param.sharded_param.dtype  # since torch 2.15, each parameter may have its own policy
+    dtype = policy.param_dtype if policy.param_dtype is not None and own.is_floating_point else own
+    # Without a dtype for reductions, torch 2.15 reduces in the dtype in which gradients accumulate.
+    return dtype, policy.reduce_dtype or getattr(param, "sharded_grad_dtype", None) or dtype
 
 
 def announce_gradients(params: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
+from dataclasses import replace
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
@@ -11,7 +12,8 @@ from torch.distributed.fsdp import FSDPModule
 from ...runtime import TRAITS
 from ...settings import current
 from .._torch import buffers_of_reductions, groups_of, groups_of_gathers, prefetch_depth, reduces_in, state_of
-from ._torch import bytes_of
+from ._torch import bytes_of, reduce_dtypes
+from .collectives import SUMMED
 from .memory import GATHER, REDUCE, Memory
 from .torch_protocol import SlotAllGather, SlotReduceScatter
 
@@ -56,7 +58,8 @@ def apply(model: nn.Module, *, slots: int | None = None, half_gradients: bool = 
     if not modules:
         raise ValueError("apply: no module of the model is sharded: call torch.distributed.fsdp.fully_shard first")
     left: defaultdict[str, list[str]] = defaultdict(list)
-    memory = Memory(current(), slots or 2 + _ahead([module for _, module in modules]))
+    kept = replace(current(), timeout=None)  # a block around this call limits the waits in it, not those of later steps
+    memory = Memory(kept, slots or 2 + _ahead([module for _, module in modules]))
     for name, module in modules:
         for why in _set(module, memory, half_gradients):
             left[why].append(name or type(module).__name__)
@@ -86,7 +89,10 @@ def _set(module: FSDPModule, memory: Memory, half_gradients: bool) -> list[str]:
     gathered, reduced = bytes_of(params, half_gradients)
     device, buffers = params.device, buffers_of_reductions(params)
     whys = [memory.require(GATHER, group, device, gathered) for group in gathers]
-    whys.append(memory.require(REDUCE, reduces_in(params), device, reduced, 1 + buffers))
     module.set_custom_all_gather(SlotAllGather(params, memory))
-    module.set_custom_reduce_scatter(SlotReduceScatter(params, memory, half_gradients))
+    if others := reduce_dtypes(params).difference(SUMMED):
+        whys.append(f"its gradients are reduced in {', '.join(map(str, sorted(others, key=str)))}")
+    else:
+        whys.append(memory.require(REDUCE, reduces_in(params), device, reduced, 1 + buffers))
+        module.set_custom_reduce_scatter(SlotReduceScatter(params, memory, half_gradients))
     return sorted({why for why in whys if why})

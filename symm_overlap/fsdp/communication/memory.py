@@ -27,7 +27,7 @@ class Memory:
     def __init__(self, settings: Settings, gathers: int) -> None:
         self._settings, self._counts = settings, {GATHER: gathers, REDUCE: 2}
         # Keyed by ranks: ``reshard_after_forward=n`` creates a new group of the same ranks for every module.
-        self._found: dict[tuple[str, tuple[int, ...]], Slots | str] = {}
+        self._found: dict[tuple[str, torch.device, tuple[int, ...]], Slots | str] = {}
         self._numbers = itertools.count()
         self._needs: dict[Slots, tuple[int, int]] = {}
 
@@ -60,7 +60,7 @@ class Memory:
 
     def slots(self, op: str, group: dist.ProcessGroup, device: torch.device) -> Slots | None:
         """Return the slots of a group, or None if the group is left to torch. Collective if the group is new."""
-        known = (op, _ranks(group)) in self._found
+        known = (op, device, _ranks(group)) in self._found
         found = self._look_up(op, group, device)
         if isinstance(found, str):
             if not known:
@@ -71,12 +71,13 @@ class Memory:
         return found
 
     def _look_up(self, op: str, group: dist.ProcessGroup, device: torch.device) -> Slots | str:
-        found = self._found.get((op, _ranks(group)))
+        key = op, device, _ranks(group)
+        found = self._found.get(key)
         if found is None:
             found = why_not(op, group, device, self._settings) or Slots(
                 op, group, device, self._counts[op], self._settings
             )
-            self._found[op, _ranks(group)] = found
+            self._found[key] = found
         return found
 
 

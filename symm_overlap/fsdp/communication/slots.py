@@ -266,5 +266,6 @@ class Slots:
         if self.lane.broken is not None:
             raise RuntimeError(
                 f"{self.op}: the ranks of group {self.lane.group_name!r} are out of step since a call failed "
-                f"({self.lane.broken}). If all of them go on, call symm_overlap.fsdp.apply(model) again on every rank."
+                f"({self.lane.broken}). To go on, create the model anew on every rank, and call "
+                "symm_overlap.fsdp.apply(model) again: torch's own state of the failed step differs between ranks too."
             )

@@ -41,6 +41,9 @@ class PostOptimizerEvent:
         """Make gathers wait again for all work that is queued on the current stream. May be called twice."""
         for handle in self._handles:
             handle.remove()
+        if self._handles:
+            for root in self._roots:
+                _torch.forget_post_optim_event(root)
         self._handles.clear()
 
     def __enter__(self) -> PostOptimizerEvent:
@@ -77,12 +80,18 @@ def post_optimizer_event(
 
     Raises:
         ValueError: nothing in the model is sharded by FSDP2, or there is no optimizer.
-        TypeError: ``optimizer`` is or contains something that is not an optimizer.
+        TypeError: ``optimizer`` is or contains something that is not an optimizer, or that accepts no hooks.
     """
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     wrong = [each for each in optimizers if not isinstance(each, torch.optim.Optimizer)]
     if wrong:
         raise TypeError(f"post_optimizer_event: {type(wrong[0]).__name__} is not a torch.optim.Optimizer")
+    hollow = [each for each in optimizers if not hasattr(each, "_optimizer_step_post_hooks")]
+    if hollow:  # a subclass that does not call Optimizer.__init__, as in Hugging Face's accelerate
+        raise TypeError(
+            f"post_optimizer_event: {type(hollow[0]).__name__} accepts no hooks. If it wraps another optimizer, "
+            "pass that one (in accelerate: optimizer.optimizer)"
+        )
     roots = _torch.outermost(model)
     if not optimizers or not roots:
         missing = "no optimizer was given" if roots else "nothing in the model is sharded: apply fully_shard first"

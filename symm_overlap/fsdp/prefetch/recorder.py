@@ -32,6 +32,10 @@ from .trace import (
     Trace,
 )
 
+MOST_CALLS = 100_000
+"""A record that grows longer than this is dropped, and recording begins again with the next forward. Forwards without a
+backward, as in an evaluation with gradients, would otherwise fill the memory."""
+
 
 class Recorder:
     """Records until the end of a backward pass in which gradients were reduced, if any require it.
@@ -113,6 +117,9 @@ class Recorder:
     def _note(self, what: str, index: int = -1, complete: bool = True) -> None:
         if what and self.recording:
             self._calls.append((what, index, self._gap, complete))
+            if len(self._calls) > MOST_CALLS:
+                self._forget()
+                self.recording = False
         if what:
             self._gap = []
 

@@ -19,9 +19,9 @@ from .trace import Trace
 
 DEEPEST = 8
 """The largest distance that is tried for all layers at once."""
-TRIES, LAYERS = 1000, 30_000
-"""The search ends after ``TRIES`` simulations, or after ``LAYERS`` simulated layers in total, with the best plan so
-far."""
+TRIES, CALLS = 1000, 120_000
+"""The search ends after ``TRIES`` simulations, or after ``CALLS`` simulated calls in total, with the best plan so far.
+A layer that runs once in forward and once in backward makes four calls."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class _Search:
         self.trace, self.cap, self.options = trace, cap, options
         self.starts = starts_of(trace)
         self.known: dict[Prefetch, Key] = {}
-        self.tries = min(TRIES, LAYERS // max(1, len(trace.layers)))
+        self.tries = min(TRIES, CALLS // max(1, len(trace.calls)))
 
     def key(self, counts: Counts) -> Key:
         """Return what is minimised, first the bytes above the cap: if nothing fits, the plan that needs least wins."""

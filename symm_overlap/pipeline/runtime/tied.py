@@ -272,7 +272,10 @@ def _like(parameter: Tensor, local: Tensor) -> Tensor:
 
 
 def _gradient(copy: nn.Parameter) -> Tensor | None:
-    return None if copy.grad is None else _local(copy.grad)
+    if copy.grad is None:
+        return None
+    gradient = _local(copy.grad)
+    return gradient.to_dense() if gradient.is_sparse else gradient  # copies on other ranks may have dense ones
 
 
 def _sum(tensors: Sequence[Tensor | None]) -> Tensor | None:

@@ -34,6 +34,36 @@ def test_copies_on_one_rank_are_one_parameter_too(ranks: Pool) -> None:
     ranks.run(1, on_one_rank)
 
 
+class Head(nn.Module):
+    """A layer that multiplies by a weight of the shape of an embedding's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6, 4, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.t()
+
+
+def sparse(me: Rank) -> None:
+    """The gradient of the embedding is sparse, and that of the head is dense."""
+    embedding, head = nn.Embedding(6, 4, sparse=True).double(), Head()
+    for weight in (embedding.weight, head.weight):
+        weight.data = torch.arange(24.0, dtype=torch.float64).view(6, 4) / 24
+    tied = [[(0, "weight"), (1, "weight")]]
+    runtime = runtime_of(me, "1F1B", 2, [embedding, head], loss=squared, tied=tied)
+    ids, target = torch.tensor([1, 3, 1, 5]), torch.ones(4, 6, dtype=torch.float64)
+    runtime.step(ids, target=target)
+    weight = head.weight.detach().requires_grad_()
+    for part, wanted in zip(ids.chunk(2), target.chunk(2), strict=True):
+        (squared(weight[part] @ weight.t(), wanted) / 2).backward()
+    torch.testing.assert_close((embedding, head)[me.rank].weight.grad, weight.grad)
+
+
+def test_a_sparse_gradient_is_added_to_dense_ones(ranks: Pool) -> None:
+    ranks.run(2, sparse)
+
+
 class Unused(nn.Module):
     """A layer with a parameter that it does not use."""
 
