@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ..runtime import Add, Backend, Copy, Multiply, Operand, Part, Slice, Work, tensor_of, view_of
+from ..runtime import Backend, Copy, Multiply, Operand, Part, Slice, Work, tensor_of, view_of
 from .described_work import DescribedRows
 
 
@@ -40,8 +40,9 @@ class RowProducts(DescribedRows):
         return self._products(_rows_of(self.A, start, out), out)
 
     def _products(self, A: Operand, out: Operand) -> list[Work]:
-        made = Multiply(A, self.B, out)
-        return [made] if self.bias is None else [made, Add(out, self.bias)]
+        if self.bias is None:
+            return [Multiply(A, self.B, out)]
+        return [Copy(out, self.bias), Multiply(A, self.B, out, add=True)]  # rounded once, as in torch.addmm
 
 
 class Rows(DescribedRows):

@@ -137,3 +137,13 @@ def the_weight_is_a_view_of_what_is_overwritten(world: int, name: str, new: New)
     parameter = new(5, 6)
     product = gather(new(4, 6), world, name) @ parameter.t()
     return product, parameter.copy_(new(5, 6))
+
+
+@skipped("something of another shape or dtype is added to a product before it is reduced")
+def a_row_is_added_before_the_product_is_scattered(world: int, name: str, new: New) -> Any:
+    return scatter(new(4 * world, 4) @ new(4, 5) + new(5), world, name)
+
+
+@skipped("something of another shape or dtype is added to a product before it is reduced")
+def a_row_is_added_before_the_product_is_reduced(world: int, name: str, new: New) -> Any:
+    return reduce((new(6, 4) @ new(4, 5)).view(2, 3, 5) + new(5), name)

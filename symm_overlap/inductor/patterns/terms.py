@@ -15,6 +15,7 @@ from ..graph import aten, step_of, value
 from ..matmul import Matmul, matmul_of, why_no_matmul
 from .casts import has_product, is_widening, why_cast
 from .pattern import SkipError, ancestors, arranged
+from .sums import is_plain_sum, why_uneven
 
 _SCALINGS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 
@@ -112,7 +113,8 @@ class Terms:
     @property
     def unknown(self) -> str:
         """Why matmuls among the terms cannot be replaced; empty if there are none."""
-        return next(filter(None, (why_no_matmul(term.node) or why_cast(term.node) for term in self)), "")
+        whys = (why_no_matmul(term.node) or why_cast(term.node) or why_uneven(term.node) for term in self)
+        return next(filter(None, whys), "")
 
     @property
     def why_none(self) -> str:
@@ -150,7 +152,7 @@ class Terms:
             shared = Term(node, path)
         if step is not None and (shared is None or outermost or _is_product(step.source)):
             self._follow(step.source, (node, *path), (*through, node), shared, outermost, cast)
-        elif node.target is aten.add.Tensor and (shared is None or outermost) and _is_plain_sum(node):
+        elif node.target is aten.add.Tensor and (shared is None or outermost) and is_plain_sum(node):
             if shared is not None:
                 self.total = Term(node, path)
             for operand in node.args[:2]:
@@ -251,15 +253,6 @@ def _is_product(node: Node) -> bool:
 
 def _is_scaled(term: Term) -> bool:
     return isinstance(term, Product) and term.matmul.scaled is not None
-
-
-def _is_plain_sum(node: Node) -> bool:
-    """True if the node adds two tensors of one shape and dtype."""
-    operands = node.args[:2]
-    if node.kwargs.get("alpha", 1) != 1 or not all(isinstance(operand, Node) for operand in operands):
-        return False
-    values = [value(operand) for operand in (node, *operands)]  # type: ignore[arg-type]
-    return all(one.shape == values[0].shape and one.dtype == values[0].dtype for one in values)
 
 
 def _lies_at(place: Place, term: Term, world: int) -> bool:
