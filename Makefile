@@ -83,6 +83,7 @@ ON_HOST_GPU := $(addprefix tests/gpu/test_,capture.py collectives.py fsdp_async.
 cuda-build: cuda-tree
 	$(CUDA_MAKE) cuda-check
 	$(CUDA_MAKE) test ARGS="$(OF_TORCH)"
+	$(CUDA_MAKE) test-slow ARGS="$(OF_TORCH)"
 	$(CUDA_MAKE) host-gpu-check ARGS="-n 3 --dist worksteal $(ON_HOST_GPU)"
 
 host-gpu: cuda-tree

@@ -228,6 +228,7 @@ def test_ranks_compute_on_one_thread(ranks: Pool) -> None:
     assert ranks.run(2, threads) == [1, 1]
 
 
+@pytest.mark.slow
 def test_ranks_end_when_pytest_is_killed() -> None:
     program = (
         "import sys; from tests import ranks; from tests.test_ranks import sleep_on\n"

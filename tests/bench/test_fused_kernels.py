@@ -19,6 +19,7 @@ from symm_overlap.kernels.place import Machine
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_both_kernels_are_right_in_the_interpreter(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     file = tmp_path / "result.json"

@@ -49,6 +49,7 @@ def strides_in_a_compiled_graph(me: Rank) -> list[tuple[int, ...]]:
     return seen
 
 
+@pytest.mark.slow
 def test_an_input_keeps_its_strides_in_a_compiled_graph(fresh_ranks: Callable[..., Pool]) -> None:
     # The rank is fresh because the compiler caches what it knows of an op per process. One rank is enough to compile.
     assert fresh_ranks(1).run(1, strides_in_a_compiled_graph, timeout=120) == [[(12, 4, 1)] * 2]

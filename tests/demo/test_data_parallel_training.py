@@ -143,6 +143,7 @@ def compare(me: Rank, config: TrainConfig, wrong: bool) -> tuple[int, str]:
     return code, out.getvalue()
 
 
+@pytest.mark.slow
 def test_compare_shows_losses_times_and_peak_memory_of_every_way(four: Pool) -> None:
     (code, shown), *others = four.run(4, compare, dataclasses.replace(SHARED, steps=2), False)
     assert (code, others) == (0, [(0, "")] * 3)

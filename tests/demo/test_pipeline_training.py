@@ -122,6 +122,7 @@ def compare(me: Rank, wrong: bool) -> tuple[int, str]:
     return code, out.getvalue()
 
 
+@pytest.mark.slow
 def test_compare_trains_two_pipelines_side_by_side(four: Pool) -> None:
     code, shown = four.run(4, compare, False)[0]
     assert code == 0

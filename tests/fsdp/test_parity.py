@@ -63,10 +63,12 @@ def test_fsdp_with_our_communication_trains_what_ddp_trains(ranks: Pool) -> None
     ranks.run(2, equals_ddp, EACH, ["apply"])
 
 
+@pytest.mark.slow
 def test_it_does_so_with_everything_at_once_and_with_planned_prefetch(ranks: Pool) -> None:
     ranks.run(3, equals_ddp, TOGETHER, ["torch", "apply and plan_prefetch"])
 
 
+@pytest.mark.slow
 def test_it_does_so_in_float32_and_in_mixed_precision(ranks: Pool) -> None:
     # Use two ranks, because their sum has only one order. With more ranks, another order may change the last bit of a
     # gradient, and rounding to bfloat16 may turn that into a whole bit of bfloat16.

@@ -93,7 +93,11 @@ def fused_in(make: Make, x: Tensor, group: dist.ProcessGroup) -> list[int]:
 
 @pytest.mark.parametrize(
     ("name", "world", "batch"),
-    [*((name, 8, 1) for name in QUICK), ("block", 4, 2), *((name, 2, 2) for name in TRACED)],
+    [
+        *((name, 8, 1) for name in QUICK),
+        ("block", 4, 2),
+        *(pytest.param(name, 2, 2, marks=pytest.mark.slow) for name in TRACED),
+    ],
 )
 def test_every_collective_beside_a_matmul_is_fused(name: str, world: int, batch: int) -> None:
     make, inputs, expected = MODELS[name]

@@ -38,7 +38,9 @@ def same_values(me: Rank, names: list[str], dtype: torch.dtype) -> None:
             assert one.stride() == other.stride() or not other.is_contiguous(), name
 
 
-@pytest.mark.parametrize(("world", "dtype"), [(2, torch.float32), (3, torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("world", "dtype"), [(2, torch.float32), pytest.param(3, torch.bfloat16, marks=pytest.mark.slow)]
+)
 def test_every_program_computes_the_same_as_before(ranks: Pool, world: int, dtype: torch.dtype) -> None:
     # The result of a collective without a wait may be read before it is complete.
     names = [name for name in CASES if name != "a_collective_that_is_waited_for_elsewhere"]

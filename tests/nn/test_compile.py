@@ -173,7 +173,7 @@ def written_to(me: Rank, model: type[nn.Module], dim: int | None) -> None:
     [
         (WritesToItsInput, 1),
         (WritesBehindABreak, 1),
-        (WritesBehindABreak, None),  # the input is replicated
+        pytest.param(WritesBehindABreak, None, marks=pytest.mark.slow),  # the input is replicated
     ],
 )
 def test_a_compiled_module_that_writes_to_its_shared_input_raises_or_is_right(

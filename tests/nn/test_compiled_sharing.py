@@ -99,7 +99,7 @@ def written_to(me: Rank, way: str, input: Placement, gradients: bool) -> None:
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("gradients", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("way", WRITES)
 def test_a_compiled_module_that_writes_to_what_was_multiplied_multiplies_again(
     ranks: Pool, way: str, gradients: bool

@@ -1,5 +1,6 @@
 """The programs of the pages that run a schedule print the losses of the whole model."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -50,6 +51,7 @@ def test_the_program_that_measures_a_step_says_how_long_it_takes(tmp_path):
     assert second == ""
 
 
+@pytest.mark.slow
 def test_the_program_of_the_front_end_trains_as_the_whole_model_does(tmp_path):
     torch.manual_seed(0)
     model = huggingface.gpt2(64, 16, 32, 6, heads=2)
