@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...runtime import backend_of
+from ...settings import current
 from ..action import BACKWARDS, COMMUNICATION, FORWARD, WHOLE_STAGE, Action
 from ..generators import generate
 from ..lowering import add_send_recv, defer_receives, lower
@@ -154,6 +155,10 @@ class PipelineRuntime:
         losses: list[Tensor] | None,
         return_outputs: bool,
     ) -> Any:
+        if current().needs is not None:
+            raise RuntimeError(
+                "a pipeline step cannot run inside symm_overlap.prepare(): its first step allocates what all steps need"
+            )
         mode = self._mode(backward)
         loss = self._loss if backward or target is not None else None
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.microbatch import TensorChunkSpec
 
+import symm_overlap
 from symm_overlap.pipeline import read_csv, torch_schedule, verify
 from symm_overlap.pipeline.generators import generate
 from symm_overlap.pipeline.runtime import PipelineRuntime, Stage
@@ -156,3 +157,14 @@ def sends_sparse(me: Rank) -> None:
 
 def test_a_sparse_tensor_is_not_sent(ranks: Pool) -> None:
     ranks.run(2, sends_sparse)
+
+
+def prepared(me: Rank) -> None:
+    made = runtime(me, microbatches=2)
+    with symm_overlap.prepare(), pytest.raises(RuntimeError, match="cannot run inside symm_overlap"):
+        made.step(X, target=TARGET)
+    made.step(X, target=TARGET)
+
+
+def test_a_step_is_not_prepared(ranks: Pool) -> None:
+    ranks.run(1, prepared)
