@@ -1,4 +1,5 @@
-"""Sums over ranks whose result has another dtype than the products, or whose products are added in another one.
+"""Sums over ranks whose result has another dtype than the products, or whose products are added in another one; and
+what is rounded how often.
 
 All products are whole numbers that half precision holds, and most of their sums are whole numbers that it does not
 hold. The functions here use the path that the caller has chosen.
@@ -78,4 +79,12 @@ def sums_in_float32(me: Rank, dtype: torch.dtype) -> None:
     assert rounded
 
 
-CASES = [results_in_float32, sums_in_float32]
+def a_bias_is_rounded_with_its_product(me: Rank, dtype: torch.dtype) -> None:
+    """In bfloat16, 257 is rounded to 256. So 257 + 1 is 258 if only the sum is rounded, and 256 otherwise."""
+    most = {torch.bfloat16: 256, torch.float16: 2048}[dtype]
+    A = torch.tensor([[most, 1]], dtype=dtype, device=me.device).expand(6, 2)
+    B, bias = torch.ones(2, 3, dtype=dtype, device=me.device), torch.ones(3, dtype=dtype, device=me.device)
+    ref.same(symm_overlap.matmul_all_reduce(A, B, "avg", me.group, bias), torch.full_like(A @ B, most + 2))
+
+
+CASES = [results_in_float32, sums_in_float32, a_bias_is_rounded_with_its_product]

@@ -22,6 +22,6 @@ def why_uneven(node: Node) -> str:
     if node.target is not aten.add.Tensor or is_plain_sum(node) or not has_product(node, ()):
         return ""
     return (
-        "something of another shape or dtype is added to a product before it is reduced, or a multiple: add "
-        "a bias with addmm or linear, or expand it to the shape of the product"
+        "something of another shape or dtype is added to a product before it is reduced, or alpha times something: "
+        "add a bias with addmm or linear, and expand other tensors to the shape of the product"
     )
