@@ -45,9 +45,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   // These take tensors by reference: to release a copy of a tensor that Python also holds, torch acquires the GIL.
   m.def("copy", &cpu::copy, py::call_guard<cpu::WithoutGil>());
   m.def("multiply", &cpu::multiply, py::arg("a"), py::arg("b"), py::arg("out"), py::arg("add") = false,
-        py::call_guard<cpu::WithoutGil>());
+        py::arg("bias") = std::nullopt, py::call_guard<cpu::WithoutGil>());
   m.def("multiply_by_torch", &symm_overlap::issue::multiply, py::arg("a"), py::arg("b"), py::arg("out"),
-        py::arg("add") = false, py::call_guard<cpu::WithoutGil>());
+        py::arg("add") = false, py::arg("bias") = std::nullopt, py::call_guard<cpu::WithoutGil>());
   m.def(
       "multiply_scaled",
       [](const at::Tensor& a, const at::Tensor& scale_a, const at::Tensor& b, const at::Tensor& scale_b,

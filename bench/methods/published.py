@@ -79,7 +79,7 @@ def gather(group: str, described: Problem, a: Tensor, b: Tensor) -> Tensor:
     call = Call(Peers(group, current()), described, a.device)
     layout = GatherLayout(a.shape, 0, call.world)
     product = call.backend.new_output(a, layout.total_rows, b.shape[1])
-    run = PublishedGather(call, layout, a, Products(call.backend, layout, [b], [product]), None)
+    run = PublishedGather(call, layout, a, Products(call.backend, layout, [b], [None], [product]), None)
     _run(call, run)
     return product
 
@@ -88,7 +88,7 @@ def scatter(group: str, described: Problem, a: Tensor, b: Tensor, order: str | N
     """Compute ``reduce_scatter(a @ b)``."""
     call = Call(Peers(group, current()), described, a.device)
     output = call.backend.new_output(a, a.shape[0] // call.world, b.shape[1])
-    producer = ScatteredProducts(call.backend, [a], [b], None, 0, call.world)
+    producer = ScatteredProducts(call.backend, [a], [b], [None], None, 0, call.world)
     _run(call, PublishedScatter(call, producer, output, order))
     return output
 

@@ -71,12 +71,13 @@ void CpuDriver::multiply_scaled(int, const issue::Scaled& product, at::Tensor& o
   issue::multiply_scaled(product, out);
 }
 
-void CpuDriver::multiply(int, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add) {
+void CpuDriver::multiply(int, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add,
+                         const std::optional<at::Tensor>& bias) {
   std::optional<WithoutGil> without_gil;
   if (out.numel() * a.size(-1) >= kManyProducts) {
     without_gil.emplace();
   }
-  cpu::multiply(a, b, out, add);
+  cpu::multiply(a, b, out, add, bias);
 }
 
 void CpuDriver::sum(int, const std::vector<at::Tensor>& partials, bool average, const at::Tensor& out,

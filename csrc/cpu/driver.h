@@ -23,7 +23,8 @@ class CpuDriver final : public issue::Driver {
   at::Tensor make(int, const at::Tensor& like, at::IntArrayRef sizes) override;
   void add(int, const at::Tensor& out, const at::Tensor& addend) override;
   void multiply_scaled(int, const issue::Scaled& product, at::Tensor& out) override;
-  void multiply(int, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add) override;
+  void multiply(int, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add,
+                const std::optional<at::Tensor>& bias) override;
   void sum(int, const std::vector<at::Tensor>& partials, bool average, const at::Tensor& out,
            const at::Tensor& copy) override;
 

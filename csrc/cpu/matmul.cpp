@@ -102,15 +102,18 @@ void prefer_onednn(std::optional<bool> yes) {
   forget_onednn_shapes();
 }
 
-void multiply(const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add) {
+void multiply(const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add,
+              const std::optional<at::Tensor>& bias) {
   TORCH_CHECK_VALUE(a.dim() == 2 && b.dim() == 2 && out.dim() == 2 && a.size(1) == b.size(0) &&
                         out.size(0) == a.size(0) && out.size(1) == b.size(1),
                     "multiply: ", a.sizes(), " @ ", b.sizes(), " does not give ", out.sizes());
-  if (for_onednn(a, b, out) && onednn_may_have(a, b, out, add)) {
+  const bool on_top = add || bias;  // of what `out` contains
+  if (!(add && bias) && for_onednn(a, b, out) && onednn_may_have(a, b, out, on_top)) {
     RECORD_FUNCTION("symm_overlap::onednn_matmul", std::vector<c10::IValue>({a, b, out}));
-    at::native::mkldnn_matmul(a, b, out, add ? 1.0f : 0.0f, 1.0f);
+    if (bias) out.copy_(*bias);
+    at::native::mkldnn_matmul(a, b, out, on_top ? 1.0f : 0.0f, 1.0f);
   } else {
-    issue::multiply(a, b, out, add);
+    issue::multiply(a, b, out, add, bias);
   }
 }
 

@@ -186,9 +186,10 @@ void CudaDriver::add(int stream, const at::Tensor& out, const at::Tensor& addend
   out.add_(addend);
 }
 
-void CudaDriver::multiply(int stream, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add) {
+void CudaDriver::multiply(int stream, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add,
+                          const std::optional<at::Tensor>& bias) {
   on(stream);
-  issue::multiply(a, b, out, add);
+  issue::multiply(a, b, out, add, bias);
 }
 
 void CudaDriver::multiply_scaled(int stream, const issue::Scaled& product, at::Tensor& out) {

@@ -46,7 +46,8 @@ class __attribute__((visibility("hidden"))) CudaDriver final : public issue::Dri
   at::Tensor make(int stream, const at::Tensor& like, at::IntArrayRef sizes) override;
   void add(int stream, const at::Tensor& out, const at::Tensor& addend) override;
   void multiply_scaled(int stream, const issue::Scaled& product, at::Tensor& out) override;
-  void multiply(int stream, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add) override;
+  void multiply(int stream, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add,
+                const std::optional<at::Tensor>& bias) override;
   void sum(int stream, const std::vector<at::Tensor>& partials, bool average, const at::Tensor& out,
            const at::Tensor& copy) override;
   void raise(int stream, issue::Flags& flags, int chunk) override;

@@ -94,8 +94,11 @@ void register_program(py::module_& module) {
              program.add({stream, MultiplyScaled{a.operand, scale_a.operand, b.operand, scale_b.operand, optional(bias),
                                                  optional(result_scale), fast, in_float32, out.operand}});
            })
-      .def("multiply", [](Program& program, int stream, const Holder& a, const Holder& b, const Holder& out,
-                          bool add) { program.add({stream, Multiply{a.operand, b.operand, out.operand, add}}); })
+      .def("multiply",
+           [](Program& program, int stream, const Holder& a, const Holder& b, const Holder& out, bool add,
+              const std::optional<Holder>& bias) {
+             program.add({stream, Multiply{a.operand, b.operand, out.operand, add, optional(bias)}});
+           })
       .def("sum",
            [](Program& program, int stream, const std::vector<Holder>& partials, bool average, const Holder& out,
               const std::optional<Holder>& copy) {

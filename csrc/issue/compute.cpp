@@ -1,6 +1,7 @@
 #include "issue/compute.h"
 
 #include <ATen/ops/_scaled_mm.h>  // private; checked with torch 2.11 and 2.13
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/mm.h>
 
 #include <cstdint>
@@ -34,14 +35,18 @@ void multiply_in_float32(const Scaled& product, const std::optional<at::Tensor>&
 
 }  // namespace
 
-void multiply(const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add) {
-  if (out.scalar_type() != a.scalar_type()) {
+void multiply(const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add,
+              const std::optional<at::Tensor>& bias) {
+  if (out.scalar_type() != a.scalar_type() || (add && bias)) {
     // If `a` is some columns of a matrix, the columns after them may not have arrived yet. In bfloat16 on CPUs with
     // AMX, torch 2.13 multiplies some of those columns by zero, and a NaN times zero is not zero.
-    const at::Tensor product = at::mm(a.is_cpu() ? a.contiguous() : a, b);
+    const at::Tensor left = a.is_cpu() ? a.contiguous() : a;
+    const at::Tensor product = bias ? at::addmm(*bias, left, b) : at::mm(left, b);
     add ? out.add_(product) : out.copy_(product);
   } else if (add) {
     out.addmm_(a, b);
+  } else if (bias) {
+    at::addmm_out(out, *bias, a, b);
   } else {
     at::mm_out(out, a, b);
   }

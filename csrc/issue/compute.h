@@ -20,9 +20,11 @@ struct Scaled {
   bool in_float32;  // for devices on which torch has no such matmul
 };
 
-// out = a @ b, or out += a @ b. If `out` has another dtype than the factors, the product is first rounded to their
-// dtype.
-void multiply(const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add);
+// out = a @ b, or out += a @ b. A bias, a number for each column, is added to a @ b before the product is rounded. If
+// `out` has another dtype than the factors, or if a product with a bias is added to it, the product is first rounded to
+// the dtype of the factors.
+void multiply(const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add,
+              const std::optional<at::Tensor>& bias);
 
 // out = a @ b, with the scales applied and the bias added, in the dtype of `out`.
 void multiply_scaled(const Scaled& product, at::Tensor& out);

@@ -82,7 +82,8 @@ class Driver {
   virtual void add(int stream, const at::Tensor& out, const at::Tensor& addend) = 0;  // out += addend
   // See issue/compute.h. A device may compute the same in a quicker way.
   virtual void multiply_scaled(int stream, const Scaled& product, at::Tensor& out) = 0;
-  virtual void multiply(int stream, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add) = 0;
+  virtual void multiply(int stream, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add,
+                        const std::optional<at::Tensor>& bias) = 0;
   // out = the sum (or mean) of the partials, in their order. If `copy` is defined, it gets the same values.
   virtual void sum(int stream, const std::vector<at::Tensor>& partials, bool average, const at::Tensor& out,
                    const at::Tensor& copy) = 0;

@@ -14,8 +14,9 @@ int64_t address(const at::Tensor& tensor) {
   return number(tensor.const_data_ptr());
 }
 
-std::vector<int64_t> product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& out, bool add) {
-  return {address(out), address(a), address(b), out.size(0), out.size(1), a.size(1), add};
+std::vector<int64_t> product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& out, bool add,
+                             const std::optional<at::Tensor>& bias) {
+  return {address(out), address(a), address(b), out.size(0), out.size(1), a.size(1), add, bias ? address(*bias) : 0};
 }
 
 std::vector<int64_t> added(std::vector<int64_t> numbers, const std::vector<at::Tensor>& partials, bool average,
@@ -65,12 +66,13 @@ void LogDriver::add(int stream, const at::Tensor& out, const at::Tensor& addend)
   note("add", stream, {address(out), address(addend), out.numel()});
 }
 
-void LogDriver::multiply(int stream, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add) {
-  note("multiply", stream, product(a, b, out, add));
+void LogDriver::multiply(int stream, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add,
+                         const std::optional<at::Tensor>& bias) {
+  note("multiply", stream, product(a, b, out, add, bias));
 }
 
 void LogDriver::multiply_scaled(int stream, const Scaled& scaled, at::Tensor& out) {
-  note("multiply scaled", stream, product(scaled.a, scaled.b, out, false));
+  note("multiply scaled", stream, product(scaled.a, scaled.b, out, false, scaled.bias));
 }
 
 void LogDriver::sum(int stream, const std::vector<at::Tensor>& partials, bool average, const at::Tensor& out,

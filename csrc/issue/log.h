@@ -21,7 +21,7 @@ namespace symm_overlap::issue {
 //   copy tensor     address to, address from, bytes
 //   make            elements
 //   add             addresses of out and of the addend; elements of out
-//   multiply        addresses of out, a and b; rows, columns, contracted length; whether it adds
+//   multiply        addresses of out, a and b; rows, columns, contracted length; whether it adds; address of bias
 //   multiply scaled  the same
 //   sum             addresses of out and of its copy, or 0; elements; whether it averages; addresses of the partials...
 //   meet and sum    channel; the channel signalled afterwards, or -1; then as sum
@@ -55,7 +55,8 @@ class LogDriver final : public Driver {
   at::Tensor make(int stream, const at::Tensor& like, at::IntArrayRef sizes) override;
   void add(int stream, const at::Tensor& out, const at::Tensor& addend) override;
   void multiply_scaled(int stream, const Scaled& product, at::Tensor& out) override;
-  void multiply(int stream, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add) override;
+  void multiply(int stream, const at::Tensor& a, const at::Tensor& b, at::Tensor& out, bool add,
+                const std::optional<at::Tensor>& bias) override;
   void sum(int stream, const std::vector<at::Tensor>& partials, bool average, const at::Tensor& out,
            const at::Tensor& copy) override;
   bool has_fused_meetings() const override { return true; }

@@ -80,7 +80,7 @@ struct Issue {
   }
   void operator()(const Multiply& item) const {
     at::Tensor out = find(item.out);
-    driver.multiply(stream, find(item.a), find(item.b), out, item.add);
+    driver.multiply(stream, find(item.a), find(item.b), out, item.add, find(item.bias));
   }
   void operator()(const Sum& item) const {
     const at::Tensor out = find(item.out);

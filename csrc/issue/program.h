@@ -89,6 +89,7 @@ struct Multiply {
   Operand b;
   Operand out;
   bool add;
+  std::optional<Operand> bias;
 };
 struct MultiplyScaled {
   Operand a;

@@ -8,9 +8,9 @@ allocated before the first one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -42,19 +42,24 @@ class Consumer(Protocol):
 
 
 class Products(DescribedConsumer):
-    """Multiplies every gathered row with each weight: ``product = gathered @ B``."""
+    """Multiplies every gathered row with each weight: ``product = gathered @ B + bias``."""
 
     accumulates = False
 
     def __init__(
-        self, backend: Backend, layout: GatherLayout, Bs: Sequence[Tensor], products: Sequence[Tensor]
+        self,
+        backend: Backend,
+        layout: GatherLayout,
+        Bs: Sequence[Tensor],
+        biases: Sequence[Tensor | None],
+        products: Sequence[Tensor],
     ) -> None:
-        self.backend, self.layout, self.Bs, self.outputs = backend, layout, Bs, products
-        self.operands = (*Bs, *products)
+        self.backend, self.layout, self.Bs, self.biases, self.outputs = backend, layout, Bs, biases, products
+        self.operands = (*Bs, *present(biases), *products)
 
     def shards(self, shards: Sequence[Tensor]) -> None:
         """See `Consumer.shards`."""
-        self.backend.multiply_shards(shards, self.Bs, self.outputs)
+        self.backend.multiply_shards(shards, self.Bs, self.biases, self.outputs)
 
     def shards_work(self, shards: Sequence[Tensor | Part]) -> Sequence[Work] | None:
         """Return None: the back end decides how to multiply the shards, by the memory layout of the weights."""
@@ -62,20 +67,22 @@ class Products(DescribedConsumer):
 
     def work(self, whole: Tensor | Part) -> Sequence[Work]:
         """See `DescribedParts.work`."""
-        return [Multiply(whole, B, product) for B, product in zip(self.Bs, self.outputs, strict=True)]
+        return [Multiply(whole, B, product, bias=bias) for B, bias, product in self._each]
 
     def part_work(self, rank: int, start: int, part: Tensor | Part) -> Sequence[Work]:
         """See `DescribedParts.part_work`."""
         first, rows = rank * self.layout.rows + start, tensor_of(part).shape[0]
-        return [
-            Multiply(part, B, Slice(product, 0, first, rows)) for B, product in zip(self.Bs, self.outputs, strict=True)
-        ]
+        return [Multiply(part, B, Slice(product, 0, first, rows), bias=bias) for B, bias, product in self._each]
+
+    @property
+    def _each(self) -> Iterable[tuple[Tensor, Tensor | None, Tensor]]:
+        return zip(self.Bs, self.biases, self.outputs, strict=True)
 
 
 class SummedProducts(DescribedConsumer):
-    """Contracts the gathered columns: ``total = sum(shard of rank r @ rows of B for rank r)``.
+    """Contracts the gathered columns: ``total = sum(shard of rank r @ rows of B for rank r) + bias``.
 
-    Half precision is added up in float32 and rounded once, by `finish`.
+    Half precision is added up in float32 and rounded once, by `finish`. The first product includes the bias.
 
     Args:
         rank: this rank, whose shard comes first.
@@ -84,15 +91,22 @@ class SummedProducts(DescribedConsumer):
     accumulates = True
 
     def __init__(
-        self, backend: Backend, layout: GatherLayout, Bs: Sequence[Tensor], products: Sequence[Tensor], rank: int
+        self,
+        backend: Backend,
+        layout: GatherLayout,
+        Bs: Sequence[Tensor],
+        biases: Sequence[Tensor | None],
+        products: Sequence[Tensor],
+        rank: int,
     ) -> None:
-        self.backend, self.layout, self.Bs, self.products, self.rank = backend, layout, Bs, products, rank
-        self.outputs = [accumulator(product) for product in products]
-        self.operands = (*Bs, *self.outputs)
+        self.backend, self.layout, self.Bs, self.biases, self.products = backend, layout, Bs, biases, products
+        self.rank, self.outputs = rank, [accumulator(product) for product in products]
+        self.operands = (*Bs, *present(biases), *self.outputs)
 
     def work(self, whole: Tensor | Part) -> Sequence[Work]:
         """See `DescribedParts.work`."""
-        return [Multiply(whole, B, total) for B, total in zip(self.Bs, self.outputs, strict=True)]
+        each = zip(self.Bs, self.biases, self.outputs, strict=True)
+        return [Multiply(whole, B, total, bias=bias) for B, bias, total in each]
 
     def part_work(self, rank: int, start: int, part: Tensor | Part) -> Sequence[Work]:
         """See `DescribedParts.part_work`."""
@@ -105,8 +119,10 @@ class SummedProducts(DescribedConsumer):
     def _part_work(self, rank: int, start: int, part: Tensor | Part, add: bool) -> list[Work]:
         columns, rows = self.layout.columns, tensor_of(part).shape[0]
         return [
-            Multiply(part, Slice(B, 0, rank * columns, columns), Slice(total, 0, start, rows), add)
-            for B, total in zip(self.Bs, self.outputs, strict=True)
+            Multiply(
+                part, Slice(B, 0, rank * columns, columns), Slice(total, 0, start, rows), add, None if add else bias
+            )
+            for B, bias, total in zip(self.Bs, self.biases, self.outputs, strict=True)
         ]
 
     def finish(self) -> None:
@@ -114,6 +130,11 @@ class SummedProducts(DescribedConsumer):
         for product, total in zip(self.products, self.outputs, strict=True):
             if total is not product:
                 product.copy_(total)
+
+
+def present(tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    """Return the tensors that are given."""
+    return [each for each in tensors if each is not None]
 
 
 def accumulator(tensor: Tensor) -> Tensor:
@@ -144,13 +165,26 @@ class Producer(Protocol):
         """Write the parts for all ranks, in rank order, to ``out``: (world * rows, columns)."""
 
 
+class Factors(NamedTuple):
+    """What ``A @ B + bias`` is computed from. The bias may be missing."""
+
+    A: Operand
+    B: Operand
+    bias: Operand | None = None
+
+    def product(self, out: Operand, add: bool = False) -> Multiply:
+        """Return the work that writes the product to ``out``, or adds it."""
+        return Multiply(self.A, self.B, out, add, self.bias)
+
+
 class ScatteredProducts(DescribedParts, Producer):
-    """``sum(A @ B for A, B) + addend``, cut into parts along a dimension.
+    """``sum(A @ B + bias for A, B, bias) + addend``, cut into parts along a dimension.
 
     If the rows of a part are not together in memory, the constructor copies them. If instead the first step that needs
     the copy made it, the copy would belong to that step's stream, and another stream may run the next step.
 
     Args:
+        As, Bs, biases: the factors and the bias, or None, of each product.
         dtype: the dtype in which the products are added; by default their own.
     """
 
@@ -159,40 +193,43 @@ class ScatteredProducts(DescribedParts, Producer):
         backend: Backend,
         As: Sequence[Tensor],
         Bs: Sequence[Tensor],
+        biases: Sequence[Tensor | None],
         addend: Tensor | None,
         scatter_dim: int,
         world: int,
         dtype: torch.dtype | None = None,
     ) -> None:
         like = As[0] if addend is None else addend
-        self.backend, self.world, self.Bs, self.dtype = backend, world, Bs, dtype or like.dtype
+        self.backend, self.world, self.dtype = backend, world, dtype or like.dtype
         self.last = scatter_dim == like.dim() - 1
         self.addend = None if addend is None else in_rank_order(addend, scatter_dim, world)
         self.As = [matrix(A) if self.last else in_rank_order(A, scatter_dim, world) for A in As]
-        self.operands = *self.As, *Bs, *([] if self.addend is None else [self.addend])
+        self.Bs, self.biases = Bs, biases
+        self.factors = list(map(Factors, self.As, Bs, biases))
+        self.operands = *self.As, *Bs, *present([*biases, self.addend])
         if not As and self.addend is not None and self.addend.is_contiguous():
             self.made = self.addend
 
     @property
     def is_one_matmul(self) -> bool:
         """Whether the parts are rows of one product, in rank order, and nothing else is computed or kept."""
-        return len(self.As) == 1 and self.addend is None and not self.last and not self.kept
+        return len(self.factors) == 1 and self.addend is None and not self.last and not self.kept
 
     def work(self, whole: Tensor | Part) -> Sequence[Work]:
         """See `DescribedParts.work`."""
-        if not self.As:
+        if not self.factors:
             assert self.addend is not None
             return [Copy(whole, self.addend)]
-        work = self._in_blocks(whole) if self.last else self._products(whole, self.As, self.Bs)
+        work = self._in_blocks(whole) if self.last else _products(whole, self.factors)
         return work if self.addend is None else [*work, Add(whole, self.addend)]
 
     def part_work(self, owner: int, start: int, part: Tensor | Part) -> Sequence[Work]:
         """See `DescribedParts.part_work`."""
         addend = self._addend_of(owner, start, part)
-        if not self.As:
+        if not self.factors:
             assert addend is not None
             return [Copy(part, addend)]
-        work = self._products(part, *self._factors_of(owner, start, part))
+        work = _products(part, self._factors_of(owner, start, part))
         return work if addend is None else [*work, Add(part, addend)]
 
     def _in_blocks(self, whole: Tensor | Part) -> list[Work]:
@@ -201,17 +238,22 @@ class ScatteredProducts(DescribedParts, Producer):
         product = self.As[0].new_empty(rows, self.world * columns, dtype=self.dtype)
         blocks = product.unflatten(1, (self.world, columns)).movedim(1, 0)
         places = view_of(whole, lambda out: out.unflatten(0, (self.world, rows)))
-        return [Make(product), *self._products(product, self.As, self.Bs), Copy(places, Part(product, blocks))]
+        return [Make(product), *_products(product, self.factors), Copy(places, Part(product, blocks))]
 
-    def _factors_of(self, owner: int, start: int, part: Tensor | Part) -> tuple[list[Operand], list[Operand]]:
+    def _factors_of(self, owner: int, start: int, part: Tensor | Part) -> list[Factors]:
         """Return the factors for rows ``start`` on of the part for ``owner``."""
         rows, columns = tensor_of(part).shape
-        if self.last:
-            return (
-                [Slice(A, 0, start, rows) for A in self.As],
-                [Slice(B, 1, owner * columns, columns) for B in self.Bs],
+        first = owner * columns
+        return [
+            Factors(
+                Slice(A, 0, start, rows),
+                Slice(B, 1, first, columns),
+                None if bias is None else Slice(bias, 0, first, columns),
             )
-        return [self._rows_of(A, owner, start, rows) for A in self.As], [*self.Bs]
+            if self.last
+            else Factors(self._rows_of(A, owner, start, rows), B, bias)
+            for A, B, bias in zip(self.As, self.Bs, self.biases, strict=True)
+        ]
 
     def _addend_of(self, owner: int, start: int, part: Tensor | Part) -> Operand | None:
         """Return what is added to these rows."""
@@ -221,8 +263,10 @@ class ScatteredProducts(DescribedParts, Producer):
         """Return rows ``start`` on of the part for ``rank``, from a matrix in rank order."""
         return Slice(tensor, 0, rank * (tensor.shape[0] // self.world) + start, rows)
 
-    def _products(self, out: Operand, As: Sequence[Operand], Bs: Sequence[Operand]) -> list[Work]:
-        return [Multiply(A, B, out, number > 0) for number, (A, B) in enumerate(zip(As, Bs, strict=True))]
+
+def _products(out: Operand, factors: Sequence[Factors]) -> list[Work]:
+    """Return the work that writes the sum of the products to ``out``."""
+    return [each.product(out, number > 0) for number, each in enumerate(factors)]
 
 
 def in_rank_order(tensor: Tensor, dim: int, world: int) -> Tensor:

@@ -40,9 +40,7 @@ class RowProducts(DescribedRows):
         return self._products(_rows_of(self.A, start, out), out)
 
     def _products(self, A: Operand, out: Operand) -> list[Work]:
-        if self.bias is None:
-            return [Multiply(A, self.B, out)]
-        return [Copy(out, self.bias), Multiply(A, self.B, out, add=True)]  # rounded once, as in torch.addmm
+        return [Multiply(A, self.B, out, bias=self.bias)]
 
 
 class Rows(DescribedRows):

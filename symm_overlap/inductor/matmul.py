@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch.fx import Node
 from torch.nn.functional import ScalingType, SwizzleType
 
 from ._torch import known
-from .graph import SAME, VIEWS, aten, is_tensor, same_shape, value
+from .graph import SAME, VIEWS, Writer, aten, is_tensor, same_shape, value
 
 _SCALED = ("bias", "scale_result", "out_dtype", "use_fast_accum")
 # The recipes of torch.nn.functional.scaled_mm that the ops support: one scale, or one for each row and each column.
@@ -43,6 +44,19 @@ class Matmul:
     scaled: Scaled | None = None
 
     @property
+    def column_bias(self) -> Node | None:
+        """The bias, if it has one number for each column: the ops add it before they round the product."""
+        if self.bias is None or self.scaled is not None:
+            return self.bias
+        bias, columns = value(self.bias), value(self.right).shape[1]
+        return self.bias if bias.dim() == 1 and known(bias.shape[0] == columns) else None
+
+    @property
+    def other_bias(self) -> Node | None:
+        """A bias of any other shape, which is a separate term for the ops."""
+        return self.bias if self.column_bias is None else None
+
+    @property
     def inputs(self) -> list[Node]:
         """Every input tensor of the matmul."""
         scales = (self.scaled.left, self.scaled.right, self.scaled.result) if self.scaled else ()
@@ -73,6 +87,16 @@ def matmul_of(node: Any) -> Matmul | None:
         found = Matmul(node, args[1], args[2], args[0])
         return found if node.target is aten.addmm.default else _of_one_matrix(found)
     return None
+
+
+def column_biases(write: Writer, matmuls: Sequence[Matmul]) -> list[Node] | None:
+    """Return the biases of matmuls as an argument of an op. None if there are none."""
+    biases = [matmul.column_bias for matmul in matmuls]
+    if not any(bias is not None for bias in biases):
+        return None
+    each = zip(matmuls, biases, strict=True)
+    # An empty tensor means that there is no bias.
+    return [write.call(aten.new_empty.default, one.right, [0]) if bias is None else bias for one, bias in each]
 
 
 def why_no_matmul(node: Any) -> str:

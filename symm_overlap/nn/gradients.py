@@ -24,21 +24,23 @@ from torch.autograd.function import once_differentiable
 from .._torch import untracked_views
 from ..collective import all_reduce, matmul_all_reduce
 from ..collective.autograd import factors_to_keep
+from ..collective.biases import gradient
 from ..collective.ops.product import product
 from ..settings import applied, current, in_backward
 
 
-def replicated_matmuls(x: Tensor, Bs: Sequence[Tensor], group: str) -> list[Tensor]:
-    """Return ``[x @ B for B in Bs]``, where every rank has the same ``x`` and its own ``Bs``.
+def replicated_matmuls(x: Tensor, Bs: Sequence[Tensor], biases: Sequence[Tensor | None], group: str) -> list[Tensor]:
+    """Return ``[x @ B + bias for B, bias in zip(Bs, biases)]``, where every rank has the same ``x``, and its own
+    weights and biases.
 
     The gradient of ``x`` is one matmul-all-reduce for all products.
     """
-    x, *Bs = _autocast(x, *Bs)
-    rows = x.reshape(-1, x.shape[-1])
-    if _differentiable(rows, *Bs):
-        products = _ReplicatedMatmuls.apply(group, rows, *Bs)  # type: ignore[no-untyped-call]
+    x, *others = _autocast(x, *Bs, *biases)
+    Bs, biases, rows = others[: len(Bs)], others[len(Bs) :], x.reshape(-1, x.shape[-1])
+    if _differentiable(rows, *others):
+        products = _ReplicatedMatmuls.apply(group, rows, *others)  # type: ignore[no-untyped-call]
     else:
-        products = [_product(rows, B) for B in Bs]
+        products = [_product(rows, B, bias) for B, bias in zip(Bs, biases, strict=True)]
     return [each.view(*x.shape[:-1], each.shape[-1]) for each in products]
 
 
@@ -87,17 +89,19 @@ def contiguous_gradient(x: Tensor) -> Tensor:
     return same
 
 
-def _differentiable(*xs: Tensor) -> bool:
+def _differentiable(*xs: Tensor | None) -> bool:
     """True if autograd records a function of these tensors.
 
     The compiler (torch 2.13) traces a function of any number of tensors without its context if nothing is recorded.
     """
-    return torch.is_grad_enabled() and any(x.requires_grad for x in xs)
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in xs)
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``a @ b``, by the matmul that the back end chooses, or by the compiler's while compiling."""
-    return a @ b if torch.compiler.is_compiling() else product(a, b)
+def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return ``a @ b + bias``, by the matmul that the back end chooses, or by the compiler's while compiling."""
+    if not torch.compiler.is_compiling():
+        return product(a, b, bias)
+    return a @ b if bias is None else torch.addmm(bias, a, b)
 
 
 def _by_columns(B: Tensor) -> bool:
@@ -110,13 +114,13 @@ def _gradient_of_right(x: Tensor, grad: Tensor, by_columns: bool) -> Tensor:
     return _product(grad.t(), x).t() if by_columns else _product(x.t(), grad)
 
 
-def _autocast(*tensors: Tensor) -> list[Tensor]:
-    """Cast the tensors as autocast casts the inputs of a matmul."""
-    device = tensors[0].device.type
+def _autocast(x: Tensor, *tensors: Any) -> list[Any]:
+    """Cast the tensors, some of which may be None, as autocast casts the inputs of a matmul."""
+    device = x.device.type
     if not torch.is_autocast_enabled(device):
-        return list(tensors)
+        return [x, *tensors]
     dtype = torch.get_autocast_dtype(device)
-    return [tensor if tensor.dtype == torch.float64 else tensor.to(dtype) for tensor in tensors]
+    return [each if each is None or each.dtype == torch.float64 else each.to(dtype) for each in (x, *tensors)]
 
 
 def _in_settings_of_forward(backward: Any) -> Any:
@@ -139,14 +143,16 @@ def _keep_settings(ctx: Any) -> None:
 
 class _ReplicatedMatmuls(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, group: str, x: Tensor, *Bs: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, group: str, x: Tensor, *others: Any) -> tuple[Tensor, ...]:
         _keep_settings(ctx)
         ctx.set_materialize_grads(False)
         ctx.group, ctx.backward_in_parts = group, True
-        needs_x, *needs_Bs = ctx.needs_input_grad[1:]
+        count = len(others) // 2
+        Bs, biases = others[:count], others[count:]
+        needs_x, *needs_Bs = ctx.needs_input_grad[1 : 2 + count]
         ctx.by_columns = [_by_columns(B) for B in Bs]
         ctx.save_for_backward(x if any(needs_Bs) else None, *(B if needs_x else None for B in Bs))
-        return tuple(_product(x, B) for B in Bs)
+        return tuple(_product(x, B, bias) for B, bias in zip(Bs, biases, strict=True))
 
     @staticmethod
     @_in_settings_of_forward
@@ -161,11 +167,13 @@ class _ReplicatedMatmuls(torch.autograd.Function):
                 left = torch.cat([left, *(grad for grad, _ in others)], 1)
                 right = torch.cat([right, *(B_t for _, B_t in others)])
             grad_x = matmul_all_reduce(left, right, "sum", ctx.group)
+        needs_others = ctx.needs_input_grad[2:]
+        needs_Bs, needs_biases = needs_others[: len(Bs)], needs_others[len(Bs) :]
         grad_Bs = [
             _gradient_of_right(x, grad, by_columns) if grad is not None and needed else None
-            for grad, by_columns, needed in zip(grads, ctx.by_columns, ctx.needs_input_grad[2:], strict=True)
+            for grad, by_columns, needed in zip(grads, ctx.by_columns, needs_Bs, strict=True)
         ]
-        return None, grad_x, *grad_Bs
+        return None, grad_x, *grad_Bs, *map(gradient, needs_biases, grads)
 
 
 class _MatmulToReplicated(torch.autograd.Function):

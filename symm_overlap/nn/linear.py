@@ -65,6 +65,10 @@ class Layout:
         local = local_of(module.weight)
         return local if self.transposed else transposed(local)
 
+    def bias(self, module: nn.Module) -> Tensor | None:
+        """Return the module's bias on this rank."""
+        return None if module.bias is None else local_of(module.bias)
+
 
 class Column(Layout):
     """A layer whose outputs are sharded: rank r computes its part of the output from the whole input."""
@@ -73,27 +77,27 @@ class Column(Layout):
         """Return this layer's output."""
         product = offered(module, x)
         if product is None:
-            (product,) = self.products(*self.local_input(x), [self.weight(module)])
-        return self.finish(module, product)
+            (product,) = self.products(*self.local_input(x), [self.weight(module)], [self.bias(module)])
+        return self.finish(product)
 
     def local_input(self, x: Tensor) -> tuple[Tensor, Placement]:
         """Return this rank's part of the input, and its layout: a shard or the whole."""
         return to_local_input(x, self.mesh, self.input, even_or_whole, Replicate())
 
-    def products(self, x: Tensor, layout: Placement, Bs: Sequence[Tensor]) -> list[Tensor]:
-        """Return the products of the whole input with each of ``Bs``, in one exchange."""
+    def products(
+        self, x: Tensor, layout: Placement, Bs: Sequence[Tensor], biases: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        """Return the products of the whole input with each of ``Bs``, plus the biases, in one exchange."""
         if is_shard(layout) and x.dim() == 1 and dim_of(layout, 1) == 0:  # the op needs two dimensions
-            return [product.squeeze(0) for product in self.products(x.unsqueeze(0), LAST, Bs)]
+            return [product.squeeze(0) for product in self.products(x.unsqueeze(0), LAST, Bs, biases)]
         if is_shard(layout):
-            return all_gather_matmul(x, Bs, dim_of(layout, x.dim()), self.group, return_A=False)[1]
-        return replicated_matmuls(x, Bs, self.group)
+            return gathered_products(x, Bs, biases, dim_of(layout, x.dim()), self.group, return_A=False)[1]
+        return replicated_matmuls(x, Bs, biases, self.group)
 
-    def finish(self, module: nn.Module, product: Tensor) -> Tensor:
-        """Return the layer's output. ``product`` is this rank's part of it without bias."""
+    def finish(self, product: Tensor) -> Tensor:
+        """Return the layer's output. ``product`` is this rank's part of it."""
         if self.contiguous:
             product = product.contiguous()
-        if module.bias is not None:
-            product = product + local_of(module.bias).to(product.dtype)
         layout = sharded(product.dim() - 1, self.parts)
         wanted = layout if same(self.output, LAST, product.dim()) else self.output
         return to_output(product, self.mesh, layout, wanted, self.use_local_output)
@@ -106,7 +110,7 @@ class Row(Layout):
         """Return this layer's output."""
         local, _ = to_local_input(x, self.mesh, self.input, lambda layout, x: same(layout, LAST, x.dim()), LAST)
         weight = self.weight(module)
-        bias = None if module.bias is None else local_of(module.bias)
+        bias = self.bias(module)
         if is_shard(self.output):
             dim = dim_of(self.output, local.dim())
             if dim > 0 and local.requires_grad:
@@ -156,8 +160,17 @@ def column_parallel(x: Tensor, modules: Sequence[nn.Module]) -> list[Tensor]:
         raise ValueError("column_parallel: the modules are on different meshes: call it once for each mesh")
     local, layout = layouts[0].local_input(x)
     weights = [layout.weight(module) for layout, module in zip(layouts, modules, strict=True)]
-    products = layouts[0].products(local, layout, weights)
-    return [each.finish(module, y) for each, module, y in zip(layouts, modules, products, strict=True)]
+    biases = [layout.bias(module) for layout, module in zip(layouts, modules, strict=True)]
+    products = layouts[0].products(local, layout, weights, biases)
+    return [each.finish(product) for each, product in zip(layouts, products, strict=True)]
+
+
+def gathered_products(
+    x: Tensor, Bs: Sequence[Tensor], biases: Sequence[Tensor | None], dim: int, group: str, **options: Any
+) -> tuple[Tensor | None, list[Tensor]]:
+    """Return what `all_gather_matmul` returns, which takes no list of biases if there are none."""
+    given = None if all(bias is None for bias in biases) else biases
+    return all_gather_matmul(x, Bs, dim, group, biases=given, **options)
 
 
 def column_of(module: nn.Module) -> Column:

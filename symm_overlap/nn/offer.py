@@ -23,7 +23,7 @@ class Offer(NamedTuple):
     Attributes:
         layer: the layer.
         x: the input that was multiplied by the layer's weight.
-        product: this rank's part of the product, without bias.
+        product: this rank's part of the layer's output: the product, and the bias.
     """
 
     layer: Any
@@ -36,6 +36,7 @@ class _Kept(NamedTuple):
 
     x: Tensor
     weight: Tensor
+    bias: Tensor | None
     product: Tensor
     circumstances: tuple[Any, ...]
 
@@ -48,11 +49,12 @@ class _Slot(nn.Module):
 
     x: Tensor | None
     weight: Tensor | None
+    bias: Tensor | None
     product: Tensor | None
 
     def __init__(self) -> None:
         super().__init__()
-        for name in ("x", "weight", "product"):
+        for name in ("x", "weight", "bias", "product"):
             self.register_buffer(name, None, persistent=False)
 
 
@@ -71,17 +73,18 @@ def with_offers(offers: Sequence[Offer], call: Callable[[], Any]) -> Any:
         return call()
     first, *others = offers
     (slot,) = first.layer.offer_slot
-    x, weight, product = first.x, first.layer.weight, first.product
+    x, weight, bias, product = first.x, first.layer.weight, first.layer.bias, first.product
     comptime()(_keep_versions)
-    with reparametrized(slot, {"x": x, "weight": weight, "product": product}):
+    kept = {"x": x, "weight": weight, "product": product}
+    with reparametrized(slot, kept if bias is None else {**kept, "bias": bias}):
         return with_offers(others, call)
 
 
 @contextmanager
 def _keeping(offers: Sequence[Offer]) -> Iterator[None]:
     for offer in offers:
-        weight = offer.layer.weight
-        offer.layer.offer = _Kept(offer.x, weight, offer.product, _circumstances(offer.x, weight))
+        weight, bias = offer.layer.weight, offer.layer.bias
+        offer.layer.offer = _Kept(offer.x, weight, bias, offer.product, _circumstances(offer.x, weight, bias))
     try:
         yield
     finally:
@@ -90,46 +93,48 @@ def _keeping(offers: Sequence[Offer]) -> Iterator[None]:
 
 
 def offered(module: Any, x: Tensor) -> Tensor | None:
-    """Return the kept product of ``x`` and the module's weight, or None if there is none or anything has changed."""
+    """Return the kept output of the module for ``x``, or None if there is none or anything has changed."""
     if torch.compiler.is_compiling():
         return _offered_in_graph(module, x)
     kept: _Kept | None = module.offer
-    if kept is None or x is not kept.x or module.weight is not kept.weight:
+    if kept is None or x is not kept.x or module.weight is not kept.weight or module.bias is not kept.bias:
         return None
-    return kept.product if kept.circumstances == _circumstances(x, module.weight) else None
+    return kept.product if kept.circumstances == _circumstances(x, module.weight, module.bias) else None
 
 
 def _offered_in_graph(module: Any, x: Tensor) -> Tensor | None:
     """`offered` in compiled code."""
     (slot,) = module.offer_slot
     product: Tensor | None = slot.product
-    weight = module.weight
-    if product is None or x is not slot.x or weight is not slot.weight:
+    weight, bias = module.weight, module.bias
+    if product is None or x is not slot.x or weight is not slot.weight or bias is not slot.bias:
         return None
     written: list[bool] = []
     comptime()(_break_if_written_to, lambda: written.append(True))  # the second function runs behind a graph break
     if written:
         return None
     # The modes may have changed since: the product shows under which it was computed.
-    differentiable = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    with_gradient = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    differentiable = torch.is_grad_enabled() and with_gradient
     dtype = x.dtype if x.dtype is torch.float64 else _autocast_dtype(x) or x.dtype
     return product if product.requires_grad is differentiable and product.dtype is dtype else None
 
 
-# The versions of a layer's input and weight when a product was computed from them, by the product; and the version of
-# an input that a layer has read. They are those of the fake tensors by which the compiler traces: code in a graph
-# cannot tell whether the graph has written to a tensor.
+# The versions of a layer's input, weight and bias when a product was computed from them, by the product; and the
+# version of an input that a layer has read. They are those of the fake tensors by which the compiler traces: code in a
+# graph cannot tell whether the graph has written to a tensor.
 _versions = WeakTensorKeyDictionary()
 _read = WeakTensorKeyDictionary()
 
 
 def _keep_versions(context: Any) -> None:
-    """Note the versions of the caller's ``x`` and ``weight``, while the compiler traces the call."""
+    """Note the versions of the caller's ``x``, ``weight`` and ``bias``, while the compiler traces the call."""
     _versions[_traced(context, "product")] = _versions_now(context)
 
 
 def _break_if_written_to(context: Any) -> None:
-    """Break the graph if the caller's ``x`` or ``weight`` was written to since: the module then runs uncompiled.
+    """Break the graph if the caller's ``x``, ``weight`` or ``bias`` was written to since: the module then runs
+    uncompiled.
 
     Raises:
         RuntimeError: a layer has read ``x`` before the write, and gradients are needed. Layers keep the input for their
@@ -139,7 +144,7 @@ def _break_if_written_to(context: Any) -> None:
     if _versions.get(product) == _versions_now(context):
         _read[x] = x._version
         return
-    what = "symm_overlap.nn: a module writes to the input that its linear layers share, or to their weights"
+    what = "symm_overlap.nn: a module writes to the input that its linear layers share, or to their parameters"
     if product.requires_grad and _read.get(x, x._version) != x._version:
         raise RuntimeError(
             f"{what}, after one of these layers has read the input: in compiled code its gradient would be wrong. "
@@ -148,8 +153,9 @@ def _break_if_written_to(context: Any) -> None:
     context.graph_break(f"{what}, before it calls them. Their products were computed with the gather, so they are old")
 
 
-def _versions_now(context: Any) -> tuple[int, int]:
-    return _traced(context, "x")._version, _traced(context, "weight")._version
+def _versions_now(context: Any) -> tuple[int, ...]:
+    names = ["x", "weight", *([] if context.get_local("bias").is_python_constant() else ["bias"])]
+    return tuple(_traced(context, name)._version for name in names)
 
 
 def _traced(context: Any, name: str) -> Tensor:
@@ -158,15 +164,16 @@ def _traced(context: Any, name: str) -> Tensor:
     return tensor
 
 
-def _circumstances(x: Tensor, weight: Tensor) -> tuple[Any, ...]:
-    """Return everything that a product and its gradient depend on, except the identity of the two tensors.
+def _circumstances(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any, ...]:
+    """Return everything that a product and its gradient depend on, except the identity of these tensors.
 
     A checkpoint around the layer alone runs the layer again when the product is gone. So the first run inside it must
     not use the product either: saved-tensor hooks that differ tell the two apart.
     """
     if torch.compiler.is_compiling():  # a module with graph breaks, of which this function is traced alone
         return ()
-    return torch.is_grad_enabled(), _autocast_dtype(x), saved_tensors_hooks(), x._version, weight._version
+    versions = x._version, weight._version, 0 if bias is None else bias._version
+    return torch.is_grad_enabled(), _autocast_dtype(x), saved_tensors_hooks(), *versions
 
 
 def _autocast_dtype(x: Tensor) -> torch.dtype | None:

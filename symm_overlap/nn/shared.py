@@ -23,12 +23,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, parallel
 
-from ..collective import all_gather_matmul
 from ..collective.arguments import group_name
 from .forward import override
 from .gradients import gradient_of_shard, replicated_matmuls
 from .layouts import as_dtensor, dim_of, even_or_whole, is_shard, require_tensor, same
-from .linear import Column, column_of
+from .linear import Column, column_of, gathered_products
 from .offer import Offer, with_offers
 from .sharding import require_mesh
 
@@ -215,11 +214,13 @@ class Inputs:
         """Return the whole input, and its products for ``linears``."""
         local = x.to_local() if isinstance(x, DTensor) else x
         weights = [column_of(linear).weight(linear) for linear in linears]
+        biases = [column_of(linear).bias(linear) for linear in linears]
         with _counting_writes():
             if is_shard(layout):
                 dim = dim_of(layout, x.dim())
                 # The shard is saved for the backward pass, so the module may write to the whole tensor.
-                gathered, products = all_gather_matmul(local, weights, dim, self.group, return_A=True, save="shard")
+                given = local, weights, biases, dim, self.group
+                gathered, products = gathered_products(*given, return_A=True, save="shard")
                 assert gathered is not None
                 if self.contiguous:
                     gathered = gathered.contiguous()
@@ -228,7 +229,7 @@ class Inputs:
                 whole = gradient_of_shard(gathered, self.mesh.get_local_rank(), self.mesh.size(), dim)
             else:
                 whole = local
-                products = replicated_matmuls(local, weights, self.group)
+                products = replicated_matmuls(local, weights, biases, self.group)
             if not self.use_local_output:
                 whole = as_dtensor(whole, self.mesh, Replicate())
         return whole, products

@@ -235,13 +235,23 @@ class Backend(Protocol):
         done.
         """
 
-    def multiply(self, a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> object:
-        """Do ``torch.mm(a, b, out=out)``, or ``out.addmm_(a, b)`` if ``add``. If ``out`` has another dtype than the
-        factors, the product is rounded to the dtype of the factors before it is copied or added.
+    def multiply(self, a: Tensor, b: Tensor, out: Tensor, add: bool = False, bias: Tensor | None = None) -> object:
+        """Do ``torch.mm(a, b, out=out)``, or ``out.addmm_(a, b)`` if ``add``. A bias, a number for each column, is
+        added to the product before it is rounded, as in ``torch.addmm(bias, a, b, out=out)``. If ``out`` has another
+        dtype than the factors, or if a product with a bias is added to it, the product is rounded to the dtype of the
+        factors first.
         """
 
-    def multiply_shards(self, shards: Sequence[Tensor], Bs: Sequence[Tensor], products: Sequence[Tensor]) -> None:
-        """Compute ``product = torch.cat(shards) @ B`` for each weight and product, reading the shards in place."""
+    def multiply_shards(
+        self,
+        shards: Sequence[Tensor],
+        Bs: Sequence[Tensor],
+        biases: Sequence[Tensor | None],
+        products: Sequence[Tensor],
+    ) -> None:
+        """Compute ``product = torch.cat(shards) @ B + bias`` for each weight, bias and product, reading the shards in
+        place.
+        """
 
     def calls_torch(self, dtype: torch.dtype) -> bool:
         """True if every matmul of this dtype is torch's own."""

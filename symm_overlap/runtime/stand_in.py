@@ -162,8 +162,9 @@ class StandInWorkspace:
         if what == "add":
             return f"{at(numbers[0])} += {at(numbers[1])} of {numbers[2]}"
         if what in ("multiply", "multiply scaled"):
-            out, a, b, rows, columns, inner, add = numbers
-            return f"{at(out)} {'+=' if add else '='} {at(a)} @ {at(b)} ({rows}, {inner}) ({inner}, {columns})"
+            out, a, b, rows, columns, inner, add, bias = numbers
+            product = f"{at(a)} @ {at(b)}" + (f" + {at(bias)}" if bias else "")
+            return f"{at(out)} {'+=' if add else '='} {product} ({rows}, {inner}) ({inner}, {columns})"
         if what == "sum":
             out, copy, elements, average, *partials = numbers
             outs = at(out) + (f", {at(copy)}" if copy else "")

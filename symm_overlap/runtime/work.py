@@ -75,20 +75,22 @@ class Make(NamedTuple):
 
 
 class Multiply(NamedTuple):
-    """``out = a @ b``, or ``out += a @ b``; see `Backend.multiply`."""
+    """``out = a @ b + bias``, or ``out += a @ b + bias``; see `Backend.multiply`."""
 
     a: Operand
     b: Operand
     out: Operand
     add: bool = False
+    bias: Operand | None = None
 
     def run(self, backend: Backend) -> None:
         """See `Work`."""
-        backend.multiply(tensor_of(self.a), tensor_of(self.b), tensor_of(self.out), self.add)
+        bias = None if self.bias is None else tensor_of(self.bias)
+        backend.multiply(tensor_of(self.a), tensor_of(self.b), tensor_of(self.out), self.add, bias)
 
     def issued(self, places: Places) -> Issued:
         """See `Work`."""
-        return "multiply", *map(places.operand, self[:3]), self.add
+        return "multiply", *map(places.operand, self[:3]), self.add, places.optional(self.bias)
 
 
 class MultiplyScaled(NamedTuple):

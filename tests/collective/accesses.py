@@ -239,7 +239,11 @@ def watching_extension() -> Iterator[None]:
             noted = _noted(getattr(place, name), reads, writes)
             patches.enter_context(mock.patch.object(place, name, noted))
 
-        multiply = _noted(_C.multiply, lambda a, b, out, add=False: [a, b], lambda a, b, out, add=False: [out])
+        multiply = _noted(
+            _C.multiply,
+            lambda a, b, out, add=False, bias=None: [a, b] if bias is None else [a, b, bias],
+            lambda a, b, out, add=False, bias=None: [out],
+        )
         patches.enter_context(mock.patch.object(_C, "multiply", multiply))
         patches.enter_context(mock.patch.object(CpuBackend, "multiply", staticmethod(multiply)))
         watch(_C, "new_output", lambda *_: [], lambda *_: [])

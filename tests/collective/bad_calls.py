@@ -31,16 +31,16 @@ def h(*shape: int) -> Tensor:
     return t(*shape, dtype=torch.bfloat16)
 
 
-def gather(A: Tensor, Bs: list[Tensor], dim: int = 0, **options: object) -> Callable[[str], object]:
-    return lambda name: ops.fused_all_gather_matmul(A, Bs, dim, name, **options)
+def gather(A: Tensor, Bs: list[Tensor], dim: int = 0, *biases: Tensor) -> Callable[[str], object]:
+    return lambda name: ops.fused_all_gather_matmul(A, Bs, dim, name, list(biases) or None)
 
 
-def scatter(A: Tensor, B: Tensor, op: str = "sum", dim: int = 0) -> Callable[[str], object]:
-    return lambda name: ops.fused_matmul_reduce_scatter(A, B, op, dim, name)
+def scatter(A: Tensor, B: Tensor, op: str = "sum", dim: int = 0, *bias: Tensor) -> Callable[[str], object]:
+    return lambda name: ops.fused_matmul_reduce_scatter(A, B, op, dim, name, *bias)
 
 
-def reduce(A: Tensor, B: Tensor, op: str = "sum") -> Callable[[str], object]:
-    return lambda name: ops.fused_matmul_all_reduce(A, B, op, name)
+def reduce(A: Tensor, B: Tensor, op: str = "sum", *bias: Tensor) -> Callable[[str], object]:
+    return lambda name: ops.fused_matmul_all_reduce(A, B, op, name, *bias)
 
 
 DTYPE = "torch.float32, torch.float64, torch.bfloat16, torch.float16"
@@ -85,6 +85,16 @@ BAD = {
         ValueError,
         ("gather_dim is 2", "(4, 3)"),
     ),
+    "AG biases": Bad(
+        "ag",
+        gather(t(4, 3), [t(3, 5), t(3, 2)], 0, t(0), t(5)),
+        ValueError,
+        ("biases[1] of shape (5,)", "the 2 columns of Bs[1]"),
+    ),
+    "AG biases of another dtype": Bad(
+        "ag", gather(t(4, 3), [t(3, 5)], 0, t(5, dtype=f64)), TypeError, ("biases[0] is torch.float64", "A_shard is")
+    ),
+    "AG too few biases": Bad("ag", gather(t(4, 3), [t(3, 5), t(3, 2)], 0, t(5)), ValueError, ("biases has 1", "has 2")),
     # fused_matmul_reduce_scatter
     "RS 1-D": Bad("rs", scatter(t(3), t(3, 5)), ValueError, ("A of shape (3,)", "at least 2 dimensions")),
     "RS 0-D": Bad("rs", scatter(t(), t(3, 5)), ValueError, ("A of shape ()", "at least 2 dimensions")),
@@ -104,20 +114,29 @@ BAD = {
     ),
     "RS two devices": Bad("rs", scatter(t(4, 3, device="meta"), t(3, 4)), TypeError, ("B is on cpu", "A is on meta")),
     "RS group": Bad("rs", lambda _: scatter(t(4, 3), t(3, 4))("nobody"), ValueError, ("no process group", "'nobody'")),
+    "RS bias": Bad(
+        "rs", scatter(t(4, 3), t(3, 5), "sum", 0, t(0)), ValueError, ("bias of shape (0,)", "the 5 columns of B")
+    ),
+    "RS bias of a sum": Bad(
+        "rs",
+        lambda name: ops.fused_matmuls_reduce_scatter([t(4, 3)], [t(3, 5)], None, "sum", 0, name, [t(1, 5)]),
+        ValueError,
+        ("biases[0] of shape (1, 5)", "the 5 columns of Bs[0]"),
+    ),
+    "RS bias without a product": Bad(
+        "rs",
+        lambda name: ops.fused_matmuls_reduce_scatter([], [], t(4, 5), "sum", 0, name, [t(5)]),
+        ValueError,
+        ("biases has 1 entries and Bs has 0",),
+    ),
     # fused_matmul_all_reduce
     "AR 1-D": Bad("ar", reduce(t(3), t(3, 5)), ValueError, ("A of shape (3,)", "at least 2 dimensions")),
     "AR rows": Bad("ar", reduce(t(4, 3), t(4, 5)), ValueError, ("(4, 5)", "(4, 3)", "needs 3 rows")),
     "AR bias": Bad(
-        "ar",
-        lambda name: ops.fused_matmul_all_reduce(t(4, 3), t(3, 5), "sum", name, t(4, 5)),
-        ValueError,
-        ("bias of shape (4, 5)", "the 5 columns of B"),
+        "ar", reduce(t(4, 3), t(3, 5), "sum", t(4, 5)), ValueError, ("bias of shape (4, 5)", "the 5 columns of B")
     ),
     "AR bias of another dtype": Bad(
-        "ar",
-        lambda name: ops.fused_matmul_all_reduce(t(4, 3), t(3, 5), "sum", name, t(5, dtype=f64)),
-        TypeError,
-        ("bias is torch.float64", "A is torch.float32"),
+        "ar", reduce(t(4, 3), t(3, 5), "sum", t(5, dtype=f64)), TypeError, ("bias is torch.float64", "A is torch")
     ),
     "AR reduce_op": Bad("ar", reduce(t(4, 3), t(3, 4), "product"), ValueError, ("'product'", "'sum' and 'avg'")),
     "AR complex": Bad(

@@ -69,32 +69,43 @@ def whole(shape: tuple[int, ...], dim: int, world: int) -> tuple[int, ...]:
 
 
 class Gather(Case):
+    """Two weights, of which the second has a bias."""
+
     def shapes(self, rank: int, world: int) -> list[tuple[int, ...]]:
         lead, inner, columns = self.sizes
-        rows = inner * (world if self.dim == len(lead) else 1)
-        return [(*lead, inner), (rows, columns), (rows, -(-columns // 3))]
+        rows, fewer = inner * (world if self.dim == len(lead) else 1), -(-columns // 3)
+        return [(*lead, inner), (rows, columns), (rows, fewer), (fewer,)]
+
+    def parts(self, inputs: Inputs) -> tuple[Inputs, list[Tensor | None]]:
+        """Return the weights and the biases among the inputs."""
+        return inputs[1:3], [None, inputs[3]]
 
     def run(self, inputs: Inputs, me: Rank) -> Inputs:
-        A, outputs = symm_overlap.all_gather_matmul(inputs[0], inputs[1:], self.dim, me.group, **self.options)
+        Bs, biases = self.parts(inputs)
+        A, outputs = symm_overlap.all_gather_matmul(inputs[0], Bs, self.dim, me.group, biases=biases, **self.options)
         return outputs if A is None else [A, *outputs]
 
     def plain(self, all_inputs: list[Inputs]) -> list[Inputs]:
         A = torch.cat([inputs[0] for inputs in all_inputs], self.dim)
         keep = [A] if self.options.get("return_A", True) else []
-        return [[*keep, *(A @ B for B in inputs[1:])] for inputs in all_inputs]
+        return [
+            [*keep, *(A @ B if bias is None else A @ B + bias for B, bias in zip(*self.parts(inputs), strict=True))]
+            for inputs in all_inputs
+        ]
 
 
 class Scatter(Case):
     def shapes(self, rank: int, world: int) -> list[tuple[int, ...]]:
         lead, inner, columns = self.sizes
         *rows, all_columns = whole((*lead, columns), self.dim, world)
-        return [(*rows, inner), (inner, all_columns)]
+        return [(*rows, inner), (inner, all_columns), (all_columns,)]
 
     def run(self, inputs: Inputs, me: Rank) -> Inputs:
-        return [symm_overlap.matmul_reduce_scatter(inputs[0], inputs[1], self.reduce_op, self.dim, me.group)]
+        A, B, bias = inputs
+        return [symm_overlap.matmul_reduce_scatter(A, B, self.reduce_op, self.dim, me.group, bias)]
 
     def plain(self, all_inputs: list[Inputs]) -> list[Inputs]:
-        total = sum(A @ B for A, B in all_inputs) / (len(all_inputs) if self.reduce_op == "avg" else 1)
+        total = sum(A @ B + bias for A, B, bias in all_inputs) / (len(all_inputs) if self.reduce_op == "avg" else 1)
         return [[part] for part in total.chunk(len(all_inputs), self.dim)]
 
 
@@ -102,18 +113,20 @@ class KeptScatter(Scatter):
     """Two products and an addend. The options say which of the products and sums the op also returns."""
 
     def shapes(self, rank: int, world: int) -> list[tuple[int, ...]]:
-        A, B = super().shapes(rank, world)
-        return [A, A, B, B, (*A[:-1], B[1])]
+        A, B, bias = super().shapes(rank, world)
+        return [A, A, B, B, bias, bias, (*A[:-1], B[1])]
 
     def run(self, inputs: Inputs, me: Rank) -> Inputs:
         output, products, total = torch.ops.symm_overlap.fused_matmuls_reduce_scatter_keep(
-            inputs[:2], inputs[2:4], inputs[4], self.reduce_op, self.dim, me.group_name, **self.options
+            inputs[:2], inputs[2:4], inputs[6], self.reduce_op, self.dim, me.group_name, inputs[4:6], **self.options
         )
         return [output, *products, *([] if total is None else [total])]
 
     def plain(self, all_inputs: list[Inputs]) -> list[Inputs]:
-        products = [[inputs[index] @ inputs[index + 2] for index in (0, 1)] for inputs in all_inputs]
-        totals = [sum(made) + inputs[4] for made, inputs in zip(products, all_inputs, strict=True)]
+        products = [
+            [inputs[index] @ inputs[index + 2] + inputs[index + 4] for index in (0, 1)] for inputs in all_inputs
+        ]
+        totals = [sum(made) + inputs[6] for made, inputs in zip(products, all_inputs, strict=True)]
         sums = sum(totals) / (len(all_inputs) if self.reduce_op == "avg" else 1)
         return [
             [part, *(made[index] for index in self.options["keep"]), *([total] if self.options["keep_sum"] else [])]

@@ -81,10 +81,28 @@ def sums_in_float32(me: Rank, dtype: torch.dtype) -> None:
 
 def a_bias_is_rounded_with_its_product(me: Rank, dtype: torch.dtype) -> None:
     """In bfloat16, 257 is rounded to 256. So 257 + 1 is 258 if only the sum is rounded, and 256 otherwise."""
-    most = {torch.bfloat16: 256, torch.float16: 2048}[dtype]
-    A = torch.tensor([[most, 1]], dtype=dtype, device=me.device).expand(6, 2)
-    B, bias = torch.ones(2, 3, dtype=dtype, device=me.device), torch.ones(3, dtype=dtype, device=me.device)
-    ref.same(symm_overlap.matmul_all_reduce(A, B, "avg", me.group, bias), torch.full_like(A @ B, most + 2))
+    most, group, name = {torch.bfloat16: 256, torch.float16: 2048}[dtype], me.group, me.group_name
+    A = torch.tensor([[most, 1]], dtype=dtype, device=me.device).expand(6 * me.world, 2)
+    B, bias = torch.ones(2, 3 * me.world, dtype=dtype, device=me.device), torch.arange(3, dtype=dtype).to(me.device)
+    bias = bias.repeat(me.world) + 1
+    row = torch.tensor([most + 2, most + 4, most + 4], dtype=dtype, device=me.device)
+    product, plain = row.repeat(6 * me.world, me.world), torch.full((6 * me.world, 3 * me.world), most).to(A)
+    for _ in range(2):
+        ref.same(symm_overlap.matmul_all_reduce(A, B, "avg", group, bias), product)
+        _, products = symm_overlap.all_gather_matmul(A[:6], [B, B, B], 0, group, biases=[bias, None, bias])
+        for found, expected in zip(products, (product, plain, product), strict=True):
+            ref.same(found, expected)
+        for dim in range(2):
+            part = product.chunk(me.world, dim)[me.rank].contiguous()
+            ref.same(symm_overlap.matmul_reduce_scatter(A, B, "avg", dim, group, bias), part)
+            in_float32 = symm_overlap.matmul_reduce_scatter(A, B, "avg", dim, group, bias, out_dtype=FLOAT32)
+            ref.same(in_float32, part.float())
+            twice = [A, A], [B, B], None, "avg", dim, name, [bias, bias]
+            ref.same(ops.fused_matmuls_reduce_scatter(*twice), part * 2)
+            ref.same(ops.fused_matmuls_reduce_scatter(*twice, sum_dtype=FLOAT32), part.float() * 2)
+            found, (kept,), total = ops.fused_matmuls_reduce_scatter_keep(*twice, keep=[1], keep_sum=True)
+            for one, other in ((found, part * 2), (kept, product), (total, product * 2)):
+                ref.same(one, other)
 
 
 CASES = [results_in_float32, sums_in_float32, a_bias_is_rounded_with_its_product]

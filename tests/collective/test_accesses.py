@@ -194,8 +194,9 @@ class CopiesInTheFirstStep(ScatteredProducts):
     The copy belongs to that step's stream, but another stream may run the next piece.
     """
 
-    def __init__(self, backend: Any, As: Any, Bs: Any, addend: Any, scatter_dim: int, world: int, dtype: Any) -> None:
-        super().__init__(backend, As, Bs, addend, scatter_dim, world, dtype)
+    def __init__(self, backend: Any, As: Any, Bs: Any, biases: Any, addend: Any, scatter_dim: int, *rest: Any) -> None:
+        super().__init__(backend, As, Bs, biases, addend, scatter_dim, *rest)
+        world = rest[0]
         size = As[0].shape[scatter_dim] // world
 
         @lru_cache(maxsize=2)

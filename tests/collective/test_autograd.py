@@ -95,7 +95,7 @@ def test_outputs_may_be_modified_in_place(ranks: Pool, world: int) -> None:
 
 def unused_outputs_and_inputs(me: Rank) -> None:
     case = Gather(0, return_A=True)
-    A, B1, B2 = case.inputs(me.rank, me.world)
+    A, B1, B2, _ = case.inputs(me.rank, me.world)
     _, (y1, _) = symm_overlap.all_gather_matmul(A, [B1, B2], 0, me.group)
     gA, gB1, gB2 = torch.autograd.grad(y1.sum(), (A, B1, B2), allow_unused=True)
     assert gB2 is None
@@ -103,11 +103,14 @@ def unused_outputs_and_inputs(me: Rank) -> None:
     assert gB1.abs().sum() > 0
 
     frozen = B1.detach()
-    Y = symm_overlap.matmul_reduce_scatter(
-        case.plain([case.inputs(r, me.world) for r in range(me.world)])[0][0].detach(), B2, "sum", 0, me.group
-    )
+    whole = case.plain([case.inputs(r, me.world) for r in range(me.world)])[0][0].detach()
+    Y = symm_overlap.matmul_reduce_scatter(whole, B2, "sum", 0, me.group)
     (only,) = torch.autograd.grad(Y.sum(), (B2,))
     assert only.shape == B2.shape
+    bias = B2[0].detach().requires_grad_()
+    Y = symm_overlap.matmul_reduce_scatter(whole, B2.detach(), "avg", 0, me.group, bias)
+    (only,) = torch.autograd.grad(Y.sum(), bias)
+    assert only.eq(whole.shape[0] * whole.shape[1] / me.world).all()
     _, (y,) = symm_overlap.all_gather_matmul(A, [frozen], 0, me.group, return_A=False)
     (gA,) = torch.autograd.grad(y.sum(), (A,))
     ones = torch.ones(2, 3, 5, dtype=F64)
@@ -119,7 +122,7 @@ def test_outputs_nobody_used_and_weights_that_are_frozen(ranks: Pool) -> None:
 
 
 def kept_for_backward(me: Rank) -> dict[str, list[tuple[int, ...]]]:
-    A, B, _ = Gather(0).inputs(me.rank, me.world)
+    A, B, *_ = Gather(0).inputs(me.rank, me.world)
     kept: dict[str, list[tuple[int, ...]]] = {}
     for return_A, save in itertools.product((True, False), ("shard", "gathered")):
         shapes: list[tuple[int, ...]] = []

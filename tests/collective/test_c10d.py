@@ -25,9 +25,9 @@ def counted() -> Iterator[dict[str, list[Any]]]:
     seen: dict[str, list[Any]] = {"matmuls": [], "gathered into": []}
     multiply, gather = CpuBackend.multiply, c10d.all_gather_single
 
-    def multiplied(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
+    def multiplied(a: Tensor, b: Tensor, out: Tensor, add: bool = False, bias: Tensor | None = None) -> None:
         seen["matmuls"].append((tuple(a.shape), tuple(b.shape)))
-        multiply(a, b, out, add)
+        multiply(a, b, out, add, bias)
 
     def gathered(target: Tensor, *args: Any, **kwargs: Any) -> Any:
         seen["gathered into"].append(target.data_ptr())

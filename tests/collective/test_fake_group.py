@@ -83,6 +83,15 @@ CALLS: dict[str, Callable[[str, int, Callable[..., Tensor]], Any]] = {
     "matmul_all_reduce with a bias": lambda name, world, new: ops.fused_matmul_all_reduce(
         new(2, 3, 4), new(4, 5), "avg", name, new(5)
     ),
+    "all_gather_matmul with biases": lambda name, world, new: ops.fused_all_gather_matmul(
+        new(2, 4), [new(4, 5), new(4, 3)], 0, name, [new(5), new(3)]
+    ),
+    "matmul_reduce_scatter with a bias": lambda name, world, new: ops.fused_matmul_reduce_scatter(
+        new(2, world, 4), new(4, 5), "avg", 1, name, new(5)
+    ),
+    "matmuls_reduce_scatter with biases": lambda name, world, new: ops.fused_matmuls_reduce_scatter(
+        [new(world, 4), new(world, 4)], [new(4, 3), new(4, 3)], None, "sum", 0, name, [new(3), new(3)]
+    ),
     "all_gather": lambda name, world, new: ops.all_gather(new(2, 3), 1, name),
     "reduce_scatter": lambda name, world, new: ops.reduce_scatter(new(2, 3 * world), "sum", 1, name),
     "all_reduce": lambda name, world, new: ops.all_reduce(new(2, 3), "avg", name),

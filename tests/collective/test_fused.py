@@ -66,8 +66,12 @@ def all_gather_matmul(me: Rank, chunks: int, dtype: torch.dtype) -> None:
         A = ref.binary((5, 3, 4), dtype, seed=me.rank)
         weights = [B.repeat(me.world, 1) for B in Bs] if dim == 2 else Bs
         expected_A, expected = ref.torch_all_gather_matmul(A, weights, dim, me)
+        biases = [[torch.arange(2.0), torch.zeros(0)], [torch.arange(2.0), torch.arange(7.0)], None][dim]
+        if biases is not None:
+            biases = [bias.to(dtype) for bias in biases]
+            expected = [y + bias if len(bias) else y for y, bias in zip(expected, biases, strict=True)]
         with fused(chunks), choices() as made:
-            found_A, found = ops.fused_all_gather_matmul(A, weights, dim, me.group_name, return_A=return_A)
+            found_A, found = ops.fused_all_gather_matmul(A, weights, dim, me.group_name, biases, return_A=return_A)
         assert made[-1][1].path == ("pipelined" if dim == 2 else "fused")
         for y, e in zip(found, expected, strict=True):
             ref.same(y, e)
@@ -82,9 +86,13 @@ def matmul_reduce_scatter(me: Rank, chunks: int, dtype: torch.dtype) -> None:
             shape[dim] *= me.world
         A, B = ref.binary(shape, dtype, seed=me.rank), ref.binary((columns, 4), dtype, seed=9).t()
         scale = me.world if reduce_op == "avg" else 1  # so that the mean is a whole number, as exact as the sum
+        bias = torch.arange(float(columns)).to(dtype) if dim else None
         expected = ref.torch_matmul_reduce_scatter(A, B, "sum", dim, me)
+        if bias is not None:
+            mine = bias.chunk(me.world)[me.rank] if dim == 2 else bias
+            expected = expected + (mine if reduce_op == "avg" else mine * me.world)
         with fused(chunks), choices() as made:
-            found = ops.fused_matmul_reduce_scatter(A * scale, B, reduce_op, dim, me.group_name)
+            found = ops.fused_matmul_reduce_scatter(A * scale, B, reduce_op, dim, me.group_name, bias)
         assert made[-1][1].path == ("pipelined" if dim == 2 else "fused")
         ref.same(found, expected)
 
@@ -241,5 +249,5 @@ def test_sums_and_what_is_kept_are_told_as_pipelined() -> None:
         ([a], torch.ones(8, 5), (), "pipelined"),
         ([a], None, (("keep", 0),), "pipelined"),
     ):
-        described = describe_scatter("matmul_reduce_scatter", As, [b] * len(As), addend, (8, 5), "sum", 0, 2, more)
+        described = describe_scatter("matmul_reduce_scatter", As, [b] * len(As), [], addend, (8, 5), "sum", 0, 2, more)
         assert choose(described.problem, forced, direct=True).path == path

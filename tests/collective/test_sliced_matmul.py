@@ -34,7 +34,7 @@ def test_the_products_are_those_of_the_whole(world: int, rows: int, dtype: torch
     Bs = [ref.binary((k, n), dtype, seed=9 + n) for n in (3, 8, 0)]
     Bs += [ref.binary((n, k), dtype, seed=9 + n).t() for n in (5, 700)]
     products = [torch.full((rows * world, B.shape[1]), float("nan"), dtype=dtype) for B in Bs]
-    multiply_shards(shards, Bs, products)
+    multiply_shards(shards, Bs, [None] * len(Bs), products)
     for B, product in zip(Bs, products, strict=True):
         torch.testing.assert_close(product, torch.cat(shards) @ B, rtol=0, atol=0)
 
@@ -44,7 +44,7 @@ def test_it_is_as_exact_as_one_matmul(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     shards, B = [torch.randn(16, 2000).to(dtype) for _ in range(2)], torch.randn(2000, 32).to(dtype)
     product = torch.empty(32, 32, dtype=dtype)
-    multiply_shards(shards, [B], [product])
+    multiply_shards(shards, [B], [None], [product])
     exact = torch.cat(shards).double() @ B.double()
 
     def error(found: torch.Tensor) -> float:
@@ -60,7 +60,7 @@ def test_blocks_of_a_linear_layers_weight_need_no_memory_and_the_quicker_library
             pytest.skip("this torch has no oneDNN, or it refuses this CPU")
         shards, B, product = [torch.ones(16, 768)] * 2, torch.ones(1100, 768).t(), torch.empty(32, 1100)
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-            multiply_shards(shards, [B], [product])
+            multiply_shards(shards, [B], [None], [product])
     finally:
         _C.prefer_onednn(None)
     assert (product == 768).all()
@@ -102,6 +102,6 @@ def test_a_weight_with_short_columns_is_not_cut_into_tiny_blocks(rows: int, k: i
     shards, B = [torch.ones(rows, k, dtype=torch.bfloat16)] * 2, torch.ones(n, k, dtype=torch.bfloat16).t()
     product = torch.empty(2 * rows, n, dtype=torch.bfloat16)
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
-        multiply_shards(shards, [B], [product])
+        multiply_shards(shards, [B], [None], [product])
     assert (product == k).all()
     assert sum(event.key == "aten::mm" for event in profiled.events()) == matmuls

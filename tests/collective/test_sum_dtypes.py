@@ -162,7 +162,7 @@ def test_what_can_be_in_half_precision_is_sent_in_it() -> None:
 def test_the_problem_says_what_is_multiplied_and_what_is_sent() -> None:
     """A path is chosen by both: by the time of the matmul, and by the bytes that are sent."""
     A, B = torch.zeros(4, 3, dtype=torch.bfloat16), torch.zeros(3, 5, dtype=torch.bfloat16)
-    one, two = (_described([A] * n, [B] * n, None, "sum", 0, 2, FLOAT32, None).problem for n in (1, 2))
+    one, two = (_described([A] * n, [B] * n, None, "sum", 0, None, 2, FLOAT32, None).problem for n in (1, 2))
     assert (one.factors, one.dtype, one.nbytes) == (torch.bfloat16, torch.bfloat16, 2 * 5 * 2)
     assert (two.factors, two.dtype, two.nbytes) == (torch.bfloat16, FLOAT32, 2 * 5 * 4)
     assert "out_dtype=torch.float32" in one.common

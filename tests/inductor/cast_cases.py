@@ -155,10 +155,13 @@ def a_product_in_half_precision_is_cast_before_it_is_scattered(world: int, name:
     return scatter(half_product(4 * world, 5, new).float(), world, name)
 
 
+def half_product_with_a_bias(rows: int, new: New, *bias: int) -> Tensor:
+    return torch.addmm(*(each.to(torch.bfloat16) for each in (new(*bias), new(rows, 4), new(4, 5))))
+
+
 @fused(1)
 def a_product_with_a_bias_is_cast_before_it_is_scattered(world: int, name: str, new: New) -> Any:
-    half = torch.bfloat16
-    return scatter(torch.addmm(new(5).to(half), new(4 * world, 4).to(half), new(4, 5).to(half)).float(), world, name)
+    return scatter(half_product_with_a_bias(4 * world, new, 5).float(), world, name)
 
 
 @fused(1)
@@ -199,12 +202,11 @@ def a_view_of_one_of_two_products_is_used_elsewhere(world: int, name: str, new: 
     return scatter(half_product(4 * world, 5, new).float() + other.view(4 * world, 5).float(), world, name), other
 
 
-@fused(1)
-def a_product_with_a_bias_is_cast_before_it_is_added(world: int, name: str, new: New) -> Any:
-    """It is rounded with its bias, so it is computed before the op."""
-    half = torch.bfloat16
-    biased = torch.addmm(new(5).to(half), new(4 * world, 4).to(half), new(4, 5).to(half))
-    return scatter(half_product(4 * world, 5, new).float() + biased.float(), world, name)
+@fused(2)
+def products_with_biases_are_cast_before_they_are_added(world: int, name: str, new: New) -> Any:
+    """The op rounds a product with a bias for each column. Any other product with a bias is computed before the op."""
+    of_columns, of_rows = (half_product_with_a_bias(4 * world, new, *bias).float() for bias in ((5,), (4 * world, 1)))
+    return scatter(half_product(4 * world, 5, new).float() + of_columns + of_rows, world, name)
 
 
 @fused(1)
@@ -272,27 +274,3 @@ def a_batch_of_matmuls_beside_a_matrix(world: int, name: str, new: New) -> Any:
 def a_batch_of_matmuls_beside_a_matmul_with_a_bias(world: int, name: str, new: New) -> Any:
     product = torch.bmm(new(2, 2 * world, 3), new(3, 5).expand(2, 3, 5)).view(4 * world, 5)
     return scatter(product + torch.addmm(new(5), new(4 * world, 4), new(4, 5)), world, name)
-
-
-@skipped("a product is cast to torch.float32 before it is reduced, and the op returns sums of torch.float64")
-def a_cast_to_fewer_bits(world: int, name: str, new: New) -> Any:
-    return scatter((new(4 * world, 4).double() @ new(4, 5).double()).float(), world, name)
-
-
-@skipped("the product of a scaled matmul is cast before it is reduced")
-def a_scaled_product_that_is_cast(world: int, name: str, new: New) -> Any:
-    A, B = (new(rows, 16).to(torch.float8_e4m3fn) for rows in (4 * world, 8))
-    one = new(1).float() + 1
-    return scatter(torch._scaled_mm(A, B.t(), one, one, out_dtype=torch.bfloat16).float(), world, name)
-
-
-@skipped("a product is cast before it is reduced, and is used elsewhere too")
-def a_product_that_is_cast_and_also_kept(world: int, name: str, new: New) -> Any:
-    product = half_product(4 * world, 5, new)
-    return scatter(product.float(), world, name), product
-
-
-@skipped("a product is cast before it is reduced, and it or its cast is used elsewhere too, or it has a bias")
-def the_cast_product_is_used_elsewhere(world: int, name: str, new: New) -> Any:
-    wide = half_product(4 * world, 5, new).float()
-    return scatter(wide, world, name), wide

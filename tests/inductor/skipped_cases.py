@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from tests.inductor.cases import New, c10d, gather, reduce, scatter, skipped
+from tests.inductor.cast_cases import half_product
 
 
 @skipped("no matmul uses the gathered tensor", candidate=False)
@@ -147,3 +148,29 @@ def a_row_is_added_before_the_product_is_scattered(world: int, name: str, new: N
 @skipped("something of another shape or dtype is added to a product before it is reduced")
 def a_row_is_added_before_the_product_is_reduced(world: int, name: str, new: New) -> Any:
     return reduce((new(6, 4) @ new(4, 5)).view(2, 3, 5) + new(5), name)
+
+
+@skipped("a product is cast to torch.float32 before it is reduced, and the op returns sums of torch.float64")
+def a_cast_to_fewer_bits(world: int, name: str, new: New) -> Any:
+    return scatter((new(4 * world, 4).double() @ new(4, 5).double()).float(), world, name)
+
+
+@skipped("the product of a scaled matmul is cast before it is reduced")
+def a_scaled_product_that_is_cast(world: int, name: str, new: New) -> Any:
+    A, B = (new(rows, 16).to(torch.float8_e4m3fn) for rows in (4 * world, 8))
+    one = new(1).float() + 1
+    return scatter(torch._scaled_mm(A, B.t(), one, one, out_dtype=torch.bfloat16).float(), world, name)
+
+
+@skipped("a product is cast before it is reduced, and is used elsewhere too")
+def a_product_that_is_cast_and_also_kept(world: int, name: str, new: New) -> Any:
+    product = half_product(4 * world, 5, new)
+    return scatter(product.float(), world, name), product
+
+
+@skipped(
+    "a product is cast before it is reduced, and it or its cast is used elsewhere too, or its bias differs between rows"
+)
+def the_cast_product_is_used_elsewhere(world: int, name: str, new: New) -> Any:
+    wide = half_product(4 * world, 5, new).float()
+    return scatter(wide, world, name), wide

@@ -41,11 +41,13 @@ PROGRAMS: list[tuple[str, Callable[[int, str, New], Any]]] = [
     ("fused", lambda _, group, new: scattered(new(8, 4) @ new(4, 6), group)),
     ("pipelined", lambda _, group, new: scattered(new(8, 4) @ new(4, 6) + new(8, 4) @ new(4, 6), group)),
     ("pipelined", lambda _, group, new: scattered(new(8, 4) @ new(4, 6) + new(8, 6), group)),
-    ("pipelined", lambda _, group, new: scattered(torch.addmm(new(6), new(8, 4), new(4, 6)), group)),
+    ("fused", lambda _, group, new: scattered(torch.addmm(new(6), new(8, 4), new(4, 6)), group)),
+    ("pipelined", lambda _, group, new: scattered(torch.addmm(new(8, 1), new(8, 4), new(4, 6)), group)),
     ("pipelined", lambda _, group, new: kept(new(8, 4) @ new(4, 6), group)),
     ("fused", lambda _, group, new: reduced(new(8, 4) @ new(4, 6), group)),
     ("pipelined", lambda _, group, new: reduced(new(8, 4) @ new(4, 6) + new(8, 4) @ new(4, 6), group)),
     ("fused", lambda _, group, new: gathered(new(4, 4), group) @ new(4, 6)),
+    ("fused", lambda _, group, new: torch.addmm(new(6), gathered(new(4, 4), group), new(4, 6))),
     ("pipelined", lambda _, group, new: gathered(new(4, 4), group).t() @ new(8, 6)),
 ]
 

@@ -49,7 +49,7 @@ def matmul_reduce_scatter(me: StandIn, world: int) -> object:
 def sum_of_products(me: StandIn, world: int) -> object:
     A, B, addend = torch.empty(ROWS * world, K), torch.empty(K, N), torch.empty(ROWS * world, N)
     op = torch.ops.symm_overlap.fused_matmuls_reduce_scatter
-    return op([A, A + 1], [B, B + 1], addend, "sum", 0, me.group.group_name)
+    return op([A, A + 1], [B, B + 1], addend, "sum", 0, me.group.group_name, [torch.empty(N), torch.empty(0)])
 
 
 def all_gather_weight_matmul(me: StandIn, world: int) -> object:
@@ -131,8 +131,9 @@ def touched(launch: Launch) -> list[Touched]:
             Touched(source, source + (count - 1) * from_stride + nbytes, False),
         ]
     if what == "multiply":
-        out, a, b, rows, columns, inner, _ = numbers
+        out, a, b, rows, columns, inner, _, bias = numbers
         return [
+            *([Touched(bias, bias + columns * 4, False)] if bias else []),
             Touched(out, out + rows * columns * 4, True),
             Touched(a, a + rows * inner * 4, False),
             Touched(b, b + inner * columns * 4, False),

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from ..arguments import Group, TensorLike, dimension, group_name, remembered, require_matmul, require_tensors
 from ..autograd import call_op
+from ..biases import Biases, gradients, named, one_each, require_biases, without_none
 from ..exchange import Call, Peers, exchange_of
 from ..functional import functional
 from ..layouts import GatherLayout, reference_gathered, reference_product
@@ -46,11 +47,12 @@ def all_gather_matmul(
     *,
     return_A: bool = True,
     save: str | None = None,
+    biases: Sequence[Tensor | None] | None = None,
 ) -> tuple[Tensor | None, list[Tensor]]:
     """Gather ``A_shard`` along ``gather_dim`` and multiply the gathered tensor with every weight. Equivalent to::
 
         A = all_gather(A_shard, gather_dim, group)      # cat of every rank's shard along gather_dim
-        return (A if return_A else None), [A @ B for B in Bs]
+        return (A if return_A else None), [A @ B + bias for B, bias in zip(Bs, biases)]
 
     Args:
         A_shard: (..., M, K), this rank's shard, with the same shape on every rank; float32, float64, bfloat16 or
@@ -64,6 +66,8 @@ def all_gather_matmul(
             create it: they read the shards of their peers in place.
         save: what autograd keeps for the gradients of the weights. "gathered" keeps the gathered tensor. "shard" keeps
             only the shard, and the backward pass gathers again. Default: "gathered" if ``return_A``, else "shard".
+        biases: (N_i,) or None, for each weight; added before the product is rounded. By default there are none. Only
+            some ranks may have them.
 
     Returns:
         The gathered tensor or None, and the products, with the values and strides of torch's
@@ -81,11 +85,12 @@ def all_gather_matmul(
     op = torch.ops.symm_overlap.fused_all_gather_matmul.default
     if return_A and save == "shard":
         op = torch.ops.symm_overlap._fused_all_gather_matmul_save_shard.default
-    A, outputs = call_op(op, A_shard, list(Bs), gather_dim, name, return_A=return_A or save == "gathered")
+    given = [] if biases is None else [without_none(biases, Bs)]
+    A, outputs = call_op(op, A_shard, list(Bs), gather_dim, name, *given, return_A=return_A or save == "gathered")
     return (A if return_A else None), outputs
 
 
-def _require(A_shard: TensorLike, Bs: Sequence[TensorLike], gather_dim: int, world: int) -> int:
+def _require(A_shard: TensorLike, Bs: Sequence[TensorLike], gather_dim: int, biases: Biases, world: int) -> int:
     names = [(f"Bs[{index}]", B) for index, B in enumerate(Bs)]
     if not names:
         raise ValueError("Bs is empty: give at least one weight, or call symm_overlap.all_gather")
@@ -96,14 +101,15 @@ def _require(A_shard: TensorLike, Bs: Sequence[TensorLike], gather_dim: int, wor
     require_matmul(
         "the gathered A_shard" if last else "A_shard", A_shard, A_shard.shape[-1] * (world if last else 1), names
     )
+    require_biases(("A_shard", A_shard), names, biases)
     return gather_dim
 
 
 @remembered
 def _described(
-    A_shard: Tensor, Bs: Sequence[Tensor], gather_dim: int, return_A: bool, world: int
+    A_shard: Tensor, Bs: Sequence[Tensor], gather_dim: int, biases: Biases, return_A: bool, world: int
 ) -> tuple[Problem, GatherLayout]:
-    gather_dim = _require(A_shard, Bs, gather_dim, world)
+    gather_dim = _require(A_shard, Bs, gather_dim, biases, world)
     layout = GatherLayout(A_shard.shape, gather_dim, world)
     described = problem(
         "all_gather_matmul",
@@ -115,15 +121,21 @@ def _described(
         A_shard.device.type,
         last_dim=layout.last,
         arguments=(A_shard.shape, ("weights", len(Bs)), ("gather_dim", gather_dim), ("return_A", return_A)),
-        own=tuple(B.shape for B in Bs),
+        own=(*(B.shape for B in Bs), *named(one_each(biases, Bs))),
     )
     return described, layout
 
 
 def _eager(
-    peers: Peers, A_shard: Tensor, Bs: Sequence[Tensor], gather_dim: int, *, return_A: bool = True
+    peers: Peers,
+    A_shard: Tensor,
+    Bs: Sequence[Tensor],
+    gather_dim: int,
+    biases: Biases = None,
+    *,
+    return_A: bool = True,
 ) -> tuple[Tensor | None, list[Tensor]]:
-    described, layout = _described(A_shard, Bs, gather_dim, return_A, peers.world)
+    described, layout = _described(A_shard, Bs, gather_dim, biases, return_A, peers.world)
     shard = layout.flat_shard(A_shard)
     call = Call(peers, described, shard.device, shard)
     backend = call.backend
@@ -131,9 +143,9 @@ def _eager(
     products = [backend.new_output(shard, layout.total_rows, B.shape[1]) for B in Bs]
     consumer: Products | SummedProducts
     if layout.last:
-        consumer = SummedProducts(backend, layout, Bs, products, peers.rank)
+        consumer = SummedProducts(backend, layout, Bs, one_each(biases, Bs), products, peers.rank)
     else:
-        consumer = Products(backend, layout, Bs, products)
+        consumer = Products(backend, layout, Bs, one_each(biases, Bs), products)
     exchange_of(call).all_gather(call, layout, shard, consumer, gathered)
     if isinstance(consumer, SummedProducts):
         consumer.finish()
@@ -141,9 +153,9 @@ def _eager(
 
 
 def _fake(
-    world: int, A_shard: Tensor, Bs: Sequence[Tensor], gather_dim: int, *, return_A: bool = True
+    world: int, A_shard: Tensor, Bs: Sequence[Tensor], gather_dim: int, biases: Biases = None, *, return_A: bool = True
 ) -> tuple[Tensor | None, list[Tensor]]:
-    gather_dim = _require(A_shard, Bs, gather_dim, world)
+    gather_dim = _require(A_shard, Bs, gather_dim, biases, world)
     products = [reference_product(A_shard, B.shape[1], gather_dim, world) for B in Bs]
     return (reference_gathered(A_shard, gather_dim, world) if return_A else None), products
 
@@ -152,7 +164,7 @@ def _setup_context(
     ctx: Any, inputs: Any, output: Any, *, keep_gathered: bool = True, keyword_only_inputs: Any = None
 ) -> None:
     ctx.set_materialize_grads(False)
-    A_shard, Bs, ctx.gather_dim, ctx.group_name = inputs
+    A_shard, Bs, ctx.gather_dim, ctx.group_name, *_ = inputs  # the biases are missing if the caller passed none
     needs_Bs = any(B.requires_grad for B in Bs)
     gathered = output[0] if keep_gathered and needs_Bs else None
     ctx.kept_gathered = gathered is not None
@@ -179,16 +191,17 @@ def _backward(ctx: Any, grad_A: Tensor | None, grads: Sequence[Tensor | None]) -
             weights = ops.all_gather_weight_grad(kept, products, ctx.gather_dim, ctx.group_name)
         for (index, _), weight in zip(given, weights, strict=True):
             grad_Bs[index] = weight
-    return grad_shard, grad_Bs, None, None
+    return grad_shard, grad_Bs, None, None, *(gradients(needed, grads) for needed in ctx.needs_input_grad[4:])
 
 
-def _flop(A_shard: Any, Bs: Any, gather_dim: int, group_name: str, *, out_shape: Any, **_: Any) -> int:
+def _flop(A_shard: Any, Bs: Any, *_: Any, out_shape: Any, **__: Any) -> int:
     """Return 2 * rows * columns * contracted size, summed over the products."""
     return sum(2 * prod(product) * B[0] for B, product in zip(Bs, out_shape[1], strict=True))
 
 
 _SIGNATURE = (
-    "(Tensor A_shard, Tensor[] Bs, int gather_dim, str group_name, *, bool return_A=True) -> (Tensor?, Tensor[])"
+    "(Tensor A_shard, Tensor[] Bs, int gather_dim, str group_name, Tensor[]? biases=None, *, bool return_A=True) "
+    "-> (Tensor?, Tensor[])"
 )
 for name, keep_gathered in (("fused_all_gather_matmul", True), ("_fused_all_gather_matmul_save_shard", False)):
     define(

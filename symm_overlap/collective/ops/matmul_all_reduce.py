@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import Group, TensorLike, group_name, remembered, require_reduce_op, require_tensors
+from ..arguments import Group, TensorLike, group_name, remembered, require_reduce_op
 from ..autograd import call_op, factors_to_keep
+from ..biases import gradient, named, require_bias
 from ..exchange import Call, Peers, exchange_of
 from ..functional import functional
 from ..parts import matrix
@@ -45,7 +46,7 @@ def matmul_all_reduce(A: Tensor, B: Tensor, reduce_op: str, group: Group, bias: 
         B: (K, N).
         reduce_op: "sum" or "avg".
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
-        bias: (N,), or None on all ranks. Every rank adds its own bias to its product, before the sum.
+        bias: (N,), or None. Every rank adds its own bias to its product, before the product is rounded and summed.
 
     Returns:
         (..., M, N), contiguous. It has the same bits on every rank, and in every run unless `sum_order` says otherwise.
@@ -67,12 +68,7 @@ def _require(A: TensorLike, B: TensorLike, reduce_op: str, bias: TensorLike | No
     shape = product_shape(A, B)
     require_reduce_op(reduce_op)
     if bias is not None:
-        require_tensors([("A", A), ("bias", bias)])
-        if list(bias.shape) != shape[-1:]:
-            raise ValueError(
-                f"bias of shape {tuple(bias.shape)} must have one number for each of the {shape[-1]} columns of B, and "
-                "no other dimension"
-            )
+        require_bias(("A", A), ("B", B), ("bias", bias))
     return shape
 
 
@@ -88,8 +84,8 @@ def _described(A: Tensor, B: Tensor, reduce_op: str, bias: Tensor | None, world:
         A.dtype,
         world,
         A.device.type,
-        arguments=(*summands(shape, 1, None), ("reduce_op", reduce_op), ("bias", bias is not None)),
-        own=(A.shape, B.shape),
+        arguments=(*summands(shape, 1, None), ("reduce_op", reduce_op)),
+        own=(A.shape, B.shape, *named([bias])),
     )
     return described, shape
 
@@ -117,8 +113,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     rows = grad.flatten(0, -2)
     grad_A = product(rows, B.t()).view(*grad.shape[:-1], B.shape[0]) if ctx.needs_input_grad[0] else None
     grad_B = product(A.flatten(0, -2).t(), rows) if ctx.needs_input_grad[1] else None
-    needs_bias = ctx.needs_input_grad[4:]
-    return grad_A, grad_B, None, None, *(rows.sum(0) if needed else None for needed in needs_bias)
+    return grad_A, grad_B, None, None, *(gradient(needed, grad) for needed in ctx.needs_input_grad[4:])
 
 
 def _flop(A: Any, B: Any, *_: Any, **__: Any) -> int:

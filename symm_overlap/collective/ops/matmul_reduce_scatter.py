@@ -37,6 +37,7 @@ from ..arguments import (
     require_tensors,
 )
 from ..autograd import call_op, factors_to_keep
+from ..biases import gradient, named, require_bias
 from ..exchange import Call, Peers, exchange_of
 from ..functional import functional
 from ..parts import ScatteredProducts, matrix
@@ -50,11 +51,18 @@ OPS["matmul_reduce_scatter"] = OpKind(multiplies=True, fused=True)
 
 @functional
 def matmul_reduce_scatter(
-    A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int, group: Group, *, out_dtype: torch.dtype | None = None
+    A: Tensor,
+    B: Tensor,
+    reduce_op: str,
+    scatter_dim: int,
+    group: Group,
+    bias: Tensor | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Multiply, sum the product over ranks, and scatter it along ``scatter_dim``. Equivalent to::
 
-        product = (A @ B).to(out_dtype or A.dtype)
+        product = (A @ B + bias).to(out_dtype or A.dtype)
         return reduce_scatter(product, reduce_op, scatter_dim, group)     # rank r gets part r of the sum
 
     Args:
@@ -64,6 +72,7 @@ def matmul_reduce_scatter(
         reduce_op: "sum" or "avg".
         scatter_dim: any dimension of ``A @ B`` whose size is a multiple of the world size.
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
+        bias: (N,), or None. Every rank adds its own bias to its product, before the product is rounded and summed.
         out_dtype: the dtype of the result: that of the product, which is the default, or float32 for sums of bfloat16
             and float16. Products are sent in their own dtype, unless `sum_order` lets the library add them.
 
@@ -79,9 +88,9 @@ def matmul_reduce_scatter(
     ops, name = torch.ops.symm_overlap, group_name(group)
     output: Tensor
     if out_dtype is None:
-        output = call_op(ops.fused_matmul_reduce_scatter.default, A, B, reduce_op, scatter_dim, name)
+        output = call_op(ops.fused_matmul_reduce_scatter.default, A, B, reduce_op, scatter_dim, name, bias)
     else:
-        summed = [A], [B], None, reduce_op, scatter_dim, name
+        summed = [A], [B], None, reduce_op, scatter_dim, name, None if bias is None else [bias]
         output = call_op(ops.fused_matmuls_reduce_scatter.default, *summed, out_dtype=out_dtype)
     return output
 
@@ -126,6 +135,7 @@ def describe_scatter(
     op: str,
     As: Sequence[Tensor],
     Bs: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
     addend: Tensor | None,
     shape: Sequence[int],
     reduce_op: str,
@@ -134,7 +144,7 @@ def describe_scatter(
     more: Arguments = (),
     dtypes: SumDtypes | None = None,
 ) -> Scattered:
-    """Describe ``reduce_scatter(sum(A @ B for A, B) + addend)`` for products of this shape.
+    """Describe ``reduce_scatter(sum(A @ B + bias for A, B, bias) + addend)`` for products of this shape.
 
     Args:
         more: further arguments that must be the same on all ranks.
@@ -155,7 +165,7 @@ def describe_scatter(
         last_dim=scatter_dim == len(shape) - 1,
         one_matmul=len(As) == 1 and addend is None and not more,
         arguments=(*summands(shape, len(As), addend), *reduction, *dtypes.named, *more),
-        own=tuple(each.shape for each in (*As, *Bs)),
+        own=(*(each.shape for each in (*As, *Bs)), *named(biases)),
     )
     return Scattered(
         described, scatter_dim, scattered_shape(shape, scatter_dim, world), reduce_op == "avg", dtypes.output
@@ -163,64 +173,72 @@ def describe_scatter(
 
 
 def scatter_sum(
-    peers: Peers, scattered: Scattered, As: Sequence[Tensor], Bs: Sequence[Tensor], addend: Tensor | None
+    peers: Peers,
+    scattered: Scattered,
+    As: Sequence[Tensor],
+    Bs: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    addend: Tensor | None,
 ) -> Tensor:
     """Carry out the reduction that `describe_scatter` describes."""
     first = As[0] if addend is None else addend
     call = Call(peers, scattered.problem, first.device)
     like = first if first.dtype == scattered.dtype else first.new_empty(0, dtype=scattered.dtype)
     output = call.backend.new_output(like, *scattered.part)
-    dtype = scattered.problem.dtype
-    producer = ScatteredProducts(call.backend, As, Bs, addend, scattered.scatter_dim, peers.world, dtype)
+    dim, dtype = scattered.scatter_dim, scattered.problem.dtype
+    producer = ScatteredProducts(call.backend, As, Bs, biases, addend, dim, peers.world, dtype)
     exchange_of(call).reduce_scatter(call, producer, matrix(output), scattered.average)
     return output
 
 
 def _require_scatter(
-    A: TensorLike, B: TensorLike, reduce_op: str, scatter_dim: int, world: int
+    A: TensorLike, B: TensorLike, reduce_op: str, scatter_dim: int, bias: TensorLike | None, world: int
 ) -> tuple[list[int], int]:
     shape = product_shape(A, B)
     require_reduce_op(reduce_op)
     scatter_dim = dimension("scatter_dim", scatter_dim, A)
     require_divisible(scatter_dim, shape, world)
+    if bias is not None:
+        require_bias(("A", A), ("B", B), ("bias", bias))
     return shape, scatter_dim
 
 
 @remembered
-def _described(A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int, world: int) -> Scattered:
-    shape, scatter_dim = _require_scatter(A, B, reduce_op, scatter_dim, world)
-    return describe_scatter("matmul_reduce_scatter", [A], [B], None, shape, reduce_op, scatter_dim, world)
+def _described(A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int, bias: Tensor | None, world: int) -> Scattered:
+    shape, scatter_dim = _require_scatter(A, B, reduce_op, scatter_dim, bias, world)
+    return describe_scatter("matmul_reduce_scatter", [A], [B], [bias], None, shape, reduce_op, scatter_dim, world)
 
 
-def _eager(peers: Peers, A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int) -> Tensor:
-    return scatter_sum(peers, _described(A, B, reduce_op, scatter_dim, peers.world), [A], [B], None)
+def _eager(peers: Peers, A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int, bias: Tensor | None = None) -> Tensor:
+    scattered = _described(A, B, reduce_op, scatter_dim, bias, peers.world)
+    return scatter_sum(peers, scattered, [A], [B], [bias], None)
 
 
-def _fake(world: int, A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int) -> Tensor:
-    shape, scatter_dim = _require_scatter(A, B, reduce_op, scatter_dim, world)
+def _fake(world: int, A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int, bias: Tensor | None = None) -> Tensor:
+    shape, scatter_dim = _require_scatter(A, B, reduce_op, scatter_dim, bias, world)
     return A.new_empty(scattered_shape(shape, scatter_dim, world))
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    A, B, ctx.reduce_op, ctx.scatter_dim, ctx.group_name = inputs
+    A, B, ctx.reduce_op, ctx.scatter_dim, ctx.group_name, *_ = inputs  # the bias is missing if the caller passed none
     ctx.save_for_backward(*factors_to_keep(A, B))
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     A, B = ctx.saved_tensors
-    needs_A, needs_B = ctx.needs_input_grad[:2]
+    needs_A, needs_B, _, _, _, *needs_bias = ctx.needs_input_grad
     scatter_dim = ctx.scatter_dim % grad.dim()
     if ctx.reduce_op == "avg":
         grad = grad / size_of_group(ctx.group_name)
-    # Both gradients need the gathered gradient. The all-gather-matmul returns it together with the product.
+    # All gradients need the gathered gradient. The all-gather-matmul returns it together with the product.
     if needs_A:
         gathered, (grad_A,) = torch.ops.symm_overlap.fused_all_gather_matmul(
-            grad, [B.t()], scatter_dim, ctx.group_name, return_A=needs_B
+            grad, [B.t()], scatter_dim, ctx.group_name, return_A=needs_B or any(needs_bias)
         )
     else:
         grad_A, gathered = None, torch.ops.symm_overlap.all_gather(grad, scatter_dim, ctx.group_name)
     grad_B = product_of_rows(A, gathered, scatter_dim) if needs_B else None
-    return grad_A, grad_B, None, None, None
+    return grad_A, grad_B, None, None, None, *(gradient(needed, gathered) for needed in needs_bias)
 
 
 def _flop(A: Any, B: Any, *_: Any, **__: Any) -> int:
@@ -230,7 +248,7 @@ def _flop(A: Any, B: Any, *_: Any, **__: Any) -> int:
 
 define(
     "fused_matmul_reduce_scatter",
-    "(Tensor A, Tensor B, str reduce_op, int scatter_dim, str group_name) -> Tensor",
+    "(Tensor A, Tensor B, str reduce_op, int scatter_dim, str group_name, Tensor? bias=None) -> Tensor",
     eager=_eager,
     fake=_fake,
     setup_context=_setup_context,

@@ -4,7 +4,7 @@ This is the gradient of an all-gather whose result is used several times: each w
 caller that used the gathered tensor itself contributes its gradient. `matmul_reduce_scatter` describes the algorithm.
 Equivalent to::
 
-    products = [(A @ B).to(sum_dtype or A.dtype) for A, B in zip(As, Bs)]
+    products = [(A @ B + bias).to(sum_dtype or A.dtype) for A, B, bias in zip(As, Bs, biases)]
     total = sum(products) + addend.to(sum_dtype or addend.dtype)
     reduce_scatter(total.to(out_dtype or total.dtype), reduce_op, scatter_dim, group)
 
@@ -30,6 +30,7 @@ from ..arguments import (
     require_reduce_op,
     require_tensors,
 )
+from ..biases import Biases, gradients, one_each, require_biases
 from ..exchange import Peers
 from ..registration import define, size_of_group
 from ..sum_dtypes import SumDtypes, sum_dtypes
@@ -43,6 +44,7 @@ def require_sum(
     addend: TensorLike | None,
     reduce_op: str,
     scatter_dim: int,
+    biases: Biases,
     world: int,
     sum_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
@@ -58,6 +60,7 @@ def require_sum(
         raise ValueError("As is empty and addend is None: there is nothing to sum")
     shapes = [product_shape(A, B) for A, B in zip(As, Bs, strict=True)]
     require_tensors([(f"As[{index}]", A) for index, A in enumerate(As)] or [("addend", addend)])  # type: ignore[list-item]
+    require_biases(("As[0]", As[0] if As else addend), [(f"Bs[{index}]", B) for index, B in enumerate(Bs)], biases)  # type: ignore[arg-type]
     dtypes = sum_dtypes((As[0] if As else addend).dtype, len(As), addend, sum_dtype, out_dtype)  # type: ignore[union-attr]
     if addend is not None:
         require_one_device([("addend", addend), *((f"As[{index}]", A) for index, A in enumerate(As))])
@@ -78,13 +81,18 @@ def _described(
     addend: Tensor | None,
     reduce_op: str,
     scatter_dim: int,
+    biases: Biases,
     world: int,
     sum_dtype: torch.dtype | None,
     out_dtype: torch.dtype | None,
 ) -> Scattered:
-    shape, scatter_dim, dtypes = require_sum(As, Bs, addend, reduce_op, scatter_dim, world, sum_dtype, out_dtype)
+    shape, scatter_dim, dtypes = require_sum(
+        As, Bs, addend, reduce_op, scatter_dim, biases, world, sum_dtype, out_dtype
+    )
     op = "matmul_reduce_scatter" if As else "reduce_scatter"
-    return describe_scatter(op, As, Bs, addend, shape, reduce_op, scatter_dim, world, dtypes=dtypes)
+    return describe_scatter(
+        op, As, Bs, one_each(biases, Bs), addend, shape, reduce_op, scatter_dim, world, dtypes=dtypes
+    )
 
 
 def _eager(
@@ -94,12 +102,13 @@ def _eager(
     addend: Tensor | None,
     reduce_op: str,
     scatter_dim: int,
+    biases: Biases = None,
     *,
     sum_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    scattered = _described(As, Bs, addend, reduce_op, scatter_dim, peers.world, sum_dtype, out_dtype)
-    return scatter_sum(peers, scattered, As, Bs, addend)
+    scattered = _described(As, Bs, addend, reduce_op, scatter_dim, biases, peers.world, sum_dtype, out_dtype)
+    return scatter_sum(peers, scattered, As, Bs, one_each(biases, Bs), addend)
 
 
 def _fake(
@@ -109,17 +118,20 @@ def _fake(
     addend: Tensor | None,
     reduce_op: str,
     scatter_dim: int,
+    biases: Biases = None,
     *,
     sum_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    shape, scatter_dim, dtypes = require_sum(As, Bs, addend, reduce_op, scatter_dim, world, sum_dtype, out_dtype)
+    shape, scatter_dim, dtypes = require_sum(
+        As, Bs, addend, reduce_op, scatter_dim, biases, world, sum_dtype, out_dtype
+    )
     like = As[0] if addend is None else addend
     return like.new_empty(scattered_shape(shape, scatter_dim, world), dtype=dtypes.output)
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any, *, keyword_only_inputs: Any = None) -> None:
-    As, Bs, addend, ctx.reduce_op, ctx.scatter_dim, ctx.group_name = inputs
+    As, Bs, addend, ctx.reduce_op, ctx.scatter_dim, ctx.group_name, *_ = inputs  # the biases may be missing
     ctx.products = len(As)
     ctx.addend_dtype = None if addend is None else addend.dtype
     ctx.save_for_backward(*As, *Bs)
@@ -140,7 +152,9 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         whole, grad_As = ops.fused_all_gather_matmul(grad.to(As[0].dtype), factors, dim, ctx.group_name)
         gathered = whole
     grad_Bs = [product_of_rows(A, gathered, dim) for A in As]
-    return grad_As, grad_Bs, None if dtype is None else whole, None, None, None
+    grads = [gathered] * ctx.products
+    grad_biases = (gradients(needed, grads) for needed in ctx.needs_input_grad[6:])
+    return grad_As, grad_Bs, None if dtype is None else whole, None, None, None, *grad_biases
 
 
 def _flop(As: Any, Bs: Any, *_: Any, **__: Any) -> int:
@@ -150,8 +164,8 @@ def _flop(As: Any, Bs: Any, *_: Any, **__: Any) -> int:
 
 define(
     "fused_matmuls_reduce_scatter",
-    "(Tensor[] As, Tensor[] Bs, Tensor? addend, str reduce_op, int scatter_dim, str group_name, *, "
-    "ScalarType? sum_dtype=None, ScalarType? out_dtype=None) -> Tensor",
+    "(Tensor[] As, Tensor[] Bs, Tensor? addend, str reduce_op, int scatter_dim, str group_name, "
+    "Tensor[]? biases=None, *, ScalarType? sum_dtype=None, ScalarType? out_dtype=None) -> Tensor",
     eager=_eager,
     fake=_fake,
     setup_context=_setup_context,

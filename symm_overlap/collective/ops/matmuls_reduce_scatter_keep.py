@@ -7,7 +7,7 @@ Problem: a product that is saved for the backward pass, or used by anything else
 Algorithm: as for `matmul_reduce_scatter`, the chunk for the next rank is computed first and the local chunk last. The
     code that computes a chunk also copies it to its place in the whole product. Equivalent to::
 
-        products = [A @ B for A, B in zip(As, Bs)]
+        products = [A @ B + bias for A, B, bias in zip(As, Bs, biases)]
         total = sum(products) + addend
         output = reduce_scatter(total, reduce_op, scatter_dim, group)
         return output, [products[index] for index in keep], (total if keep_sum else None)
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import TensorLike, remembered
+from ..biases import Biases, gradients, one_each
 from ..exchange import Call, Peers, exchange_of
 from ..kept_products import KeptProducts
 from ..parts import matrix
@@ -44,6 +45,7 @@ def _require(
     addend: TensorLike | None,
     reduce_op: str,
     scatter_dim: int,
+    biases: Biases,
     world: int,
     keep: Sequence[int],
     keep_sum: bool,
@@ -51,7 +53,7 @@ def _require(
     """Return the shape of the products, and the dimension."""
     if not As:
         raise ValueError("As is empty: there is no product to keep; call symm_overlap.reduce_scatter")
-    shape, scatter_dim, _ = require_sum(As, Bs, addend, reduce_op, scatter_dim, world)
+    shape, scatter_dim, _ = require_sum(As, Bs, addend, reduce_op, scatter_dim, biases, world)
     require_kept("fused_matmuls_reduce_scatter", len(As), keep, keep_sum)
     return shape, scatter_dim
 
@@ -75,14 +77,15 @@ def _described(
     addend: Tensor | None,
     reduce_op: str,
     scatter_dim: int,
+    biases: Biases,
     world: int,
     keep: Sequence[int],
     keep_sum: bool,
 ) -> tuple[Scattered, list[int]]:
-    shape, scatter_dim = _require(As, Bs, addend, reduce_op, scatter_dim, world, keep, keep_sum)
+    shape, scatter_dim = _require(As, Bs, addend, reduce_op, scatter_dim, biases, world, keep, keep_sum)
     kept = ("keep", tuple(keep)), ("keep_sum", keep_sum)
     op = "matmul_reduce_scatter"
-    return describe_scatter(op, As, Bs, addend, shape, reduce_op, scatter_dim, world, kept), shape
+    return describe_scatter(op, As, Bs, one_each(biases, Bs), addend, shape, reduce_op, scatter_dim, world, kept), shape
 
 
 def _eager(
@@ -92,14 +95,16 @@ def _eager(
     addend: Tensor | None,
     reduce_op: str,
     scatter_dim: int,
+    biases: Biases = None,
     *,
     keep: Sequence[int] = (),
     keep_sum: bool = False,
 ) -> Outputs:
-    scattered, shape = _described(As, Bs, addend, reduce_op, scatter_dim, peers.world, keep, keep_sum)
+    scattered, shape = _described(As, Bs, addend, reduce_op, scatter_dim, biases, peers.world, keep, keep_sum)
     call = Call(peers, scattered.problem, As[0].device)
     output = call.backend.new_output(As[0], *scattered.part)
-    producer = KeptProducts(call.backend, As, Bs, addend, shape, scattered.scatter_dim, peers.world, keep, keep_sum)
+    rest = addend, shape, scattered.scatter_dim, peers.world, keep, keep_sum
+    producer = KeptProducts(call.backend, As, Bs, one_each(biases, Bs), *rest)
     exchange_of(call).reduce_scatter(call, producer, matrix(output), scattered.average)
     total = producer.total
     return output, [each.view(shape) for each in producer.products], None if total is None else total.view(shape)
@@ -112,18 +117,19 @@ def _fake(
     addend: Tensor | None,
     reduce_op: str,
     scatter_dim: int,
+    biases: Biases = None,
     *,
     keep: Sequence[int] = (),
     keep_sum: bool = False,
 ) -> Outputs:
-    shape, scatter_dim = _require(As, Bs, addend, reduce_op, scatter_dim, world, keep, keep_sum)
+    shape, scatter_dim = _require(As, Bs, addend, reduce_op, scatter_dim, biases, world, keep, keep_sum)
     output = As[0].new_empty(scattered_shape(shape, scatter_dim, world))
     return output, [As[0].new_empty(shape) for _ in keep], As[0].new_empty(shape) if keep_sum else None
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any, *, keyword_only_inputs: Any) -> None:
     ctx.set_materialize_grads(False)
-    As, Bs, addend, ctx.reduce_op, ctx.scatter_dim, ctx.group_name = inputs
+    As, Bs, addend, ctx.reduce_op, ctx.scatter_dim, ctx.group_name, *_ = inputs  # the biases may be missing
     ctx.keep = list(keyword_only_inputs["keep"])
     ctx.products, ctx.has_addend = len(As), addend is not None
     ctx.save_for_backward(*As, *Bs)
@@ -154,14 +160,15 @@ def _backward(
             gathered = ops.all_gather(grad, dim, ctx.group_name)
         common = gathered if common is None else common + gathered
     grad_Bs: list[Tensor | None] = [None] * ctx.products
-    for index, (A, B) in enumerate(zip(As, Bs, strict=True)):
-        of_product = _sum(common, own.get(index))
+    of_products = [_sum(common, own.get(index)) for index in range(ctx.products)]
+    for index, (A, B, of_product) in enumerate(zip(As, Bs, of_products, strict=True)):
         if of_product is not None:
             if needs_As and grad_As[index] is None:
                 grad_As[index] = product(of_product.flatten(0, -2), B.t()).view(A.shape)
             if needs_Bs:
                 grad_Bs[index] = product_of_rows(A, of_product, dim)
-    return grad_As, grad_Bs, common if ctx.has_addend else None, None, None, None
+    grad_biases = (gradients(needed, of_products) for needed in ctx.needs_input_grad[6:])
+    return grad_As, grad_Bs, common if ctx.has_addend else None, None, None, None, *grad_biases
 
 
 def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
@@ -175,8 +182,8 @@ def _flop(As: Any, Bs: Any, *_: Any, **__: Any) -> int:
 
 define(
     "fused_matmuls_reduce_scatter_keep",
-    "(Tensor[] As, Tensor[] Bs, Tensor? addend, str reduce_op, int scatter_dim, str group_name, *, int[] keep=[], "
-    "bool keep_sum=False) -> (Tensor, Tensor[], Tensor?)",
+    "(Tensor[] As, Tensor[] Bs, Tensor? addend, str reduce_op, int scatter_dim, str group_name, "
+    "Tensor[]? biases=None, *, int[] keep=[], bool keep_sum=False) -> (Tensor, Tensor[], Tensor?)",
     eager=_eager,
     fake=_fake,
     setup_context=_setup_context,

@@ -12,14 +12,15 @@ from torch import Tensor
 
 from ...runtime import backend_of
 from ..autograd import factors_to_keep
+from ..biases import gradient
 from ..registration import library
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``a @ b`` of two matrices."""
+def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return ``a @ b`` of two matrices, or ``torch.addmm(bias, a, b)``."""
     if backend_of(a.device.type).calls_torch(a.dtype):
-        return a @ b
-    result: Tensor = torch.ops.symm_overlap._product.default(a, b)
+        return a @ b if bias is None else torch.addmm(bias, a, b)
+    result: Tensor = torch.ops.symm_overlap._product.default(a, b, bias)
     return result
 
 
@@ -30,26 +31,30 @@ def product_of_rows(A: Tensor, G: Tensor, dim: int) -> Tensor:
     return product(A.flatten(0, -2).t(), G.flatten(0, -2))
 
 
-def _eager(a: Tensor, b: Tensor) -> Tensor:
+def _eager(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     out = a.new_empty(a.shape[0], b.shape[1])
-    backend_of(a.device.type).multiply(a, b, out)
+    backend_of(a.device.type).multiply(a, b, out, bias=bias)
     return out
+
+
+def _fake(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    return a.new_empty(a.shape[0], b.shape[1])
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.backward_in_parts = True
-    ctx.save_for_backward(*factors_to_keep(*inputs))
+    ctx.save_for_backward(*factors_to_keep(*inputs[:2]))
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     a, b = ctx.saved_tensors
     grad_a = product(grad, b.t()) if ctx.needs_input_grad[0] else None
     grad_b = product(a.t(), grad) if ctx.needs_input_grad[1] else None
-    return grad_a, grad_b
+    return grad_a, grad_b, *(gradient(needed, grad) for needed in ctx.needs_input_grad[2:])
 
 
-library.define("_product(Tensor a, Tensor b) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+library.define("_product(Tensor a, Tensor b, Tensor? bias=None) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 for key in ("CPU", "CUDA"):
     library.impl("_product", _eager, key)
-torch.library.register_fake("symm_overlap::_product", lambda a, b: a.new_empty(a.shape[0], b.shape[1]), lib=library)
+torch.library.register_fake("symm_overlap::_product", _fake, lib=library)
 torch.library.register_autograd("symm_overlap::_product", _backward, setup_context=_setup_context, lib=library)

@@ -75,13 +75,13 @@ def _require(
 @remembered
 def _described(X: Tensor, reduce_op: str, scatter_dim: int, world: int, out_dtype: torch.dtype | None) -> Scattered:
     scatter_dim, dtypes = _require(X, reduce_op, scatter_dim, world, out_dtype)
-    return describe_scatter("reduce_scatter", [], [], X, X.shape, reduce_op, scatter_dim, world, dtypes=dtypes)
+    return describe_scatter("reduce_scatter", [], [], [], X, X.shape, reduce_op, scatter_dim, world, dtypes=dtypes)
 
 
 def _eager(
     peers: Peers, X: Tensor, reduce_op: str, scatter_dim: int, *, out_dtype: torch.dtype | None = None
 ) -> Tensor:
-    return scatter_sum(peers, _described(X, reduce_op, scatter_dim, peers.world, out_dtype), [], [], X)
+    return scatter_sum(peers, _described(X, reduce_op, scatter_dim, peers.world, out_dtype), [], [], [], X)
 
 
 def _fake(world: int, X: Tensor, reduce_op: str, scatter_dim: int, *, out_dtype: torch.dtype | None = None) -> Tensor:

@@ -62,7 +62,7 @@ def _eager(peers: Peers, X: Tensor, G: Tensor, reduce_op: str, scatter_dim: int)
     left, right = matrix(X), matrix(G)
     call = Call(peers, described, X.device)
     output = call.backend.new_output(X, *part)
-    producer = ScatteredProducts(call.backend, [left.t()], [right], None, scatter_dim, peers.world)
+    producer = ScatteredProducts(call.backend, [left.t()], [right], [None], None, scatter_dim, peers.world)
     exchange_of(call).reduce_scatter(call, producer, output, reduce_op == "avg")
     return output
 

@@ -20,7 +20,7 @@ from .._torch import known
 from ..arrangement import settled
 from ..choices import Choices
 from ..graph import Writer, aten, same_memory, value
-from ..matmul import Matmul, matmul_of, why_no_matmul
+from ..matmul import Matmul, column_biases, matmul_of, why_no_matmul
 from ..moved import of_parts
 from .cast_first import why_not_first
 from .gathered import Gathered, Rows, sizes_ahead
@@ -172,7 +172,9 @@ class AllGather:
         shard, dim = self.gathered.shard_for(write, rows, value(chosen[0].matmul.left).dtype)
         weights = [use.other for use in chosen]
         if chosen[0].matmul.scaled is None:
-            fused = write.op("fused_all_gather_matmul", shard, weights, dim, group, return_A=bool(others))
+            biases = column_biases(write, [use.matmul for use in chosen])
+            given = [] if biases is None else [biases]
+            fused = write.op("fused_all_gather_matmul", shard, weights, dim, group, *given, return_A=bool(others))
         else:
             scales = self._scales(write, chosen)
             fused = write.op(
@@ -181,7 +183,7 @@ class AllGather:
                 return_A=bool(others),
             )
         products = write.call(operator.getitem, fused, 1)
-        new = _taken_out(write, products, chosen)
+        new = _taken_out(write, products, chosen, [use.matmul.other_bias for use in chosen])
         if others:
             A = write.call(operator.getitem, fused, 0)
             new |= self._others(write, A, rows, others)
@@ -223,7 +225,8 @@ class AllGather:
         for use in chosen:
             grad = write.call(aten.permute.default, use.other, [1, 0]) if use.right else use.other
             grads.append(write.reshape(grad, [*sizes_ahead(rows, self.gathered.ranks.size), use.width]))
-        return _taken_out(write, write.op("all_gather_weight_grad", shard, grads, dim, group), chosen)
+        made = write.op("all_gather_weight_grad", shard, grads, dim, group)
+        return _taken_out(write, made, chosen, [use.matmul.bias for use in chosen])
 
 
 def _inputs(use: Use) -> list[Node]:
@@ -232,15 +235,15 @@ def _inputs(use: Use) -> list[Node]:
     return [node for node in use.matmul.inputs if node is not gathered]
 
 
-def _taken_out(write: Writer, outputs: Node, chosen: Sequence[Use]) -> dict[Node, Node]:
-    """Return for every matmul the node of the op's output that replaces it."""
+def _taken_out(write: Writer, outputs: Node, chosen: Sequence[Use], biases: Sequence[Node | None]) -> dict[Node, Node]:
+    """Return for every matmul the node that replaces it: the op's output, with the bias added that the op has not."""
     new = {}
-    for index, use in enumerate(chosen):
+    for index, (use, bias) in enumerate(zip(chosen, biases, strict=True)):
         product = write.call(operator.getitem, outputs, index)
         if use.right:
             product = write.call(aten.permute.default, product, [1, 0])
         product = write.like(product, use.matmul.node)
-        if use.matmul.bias is not None and use.matmul.scaled is None:
-            product = write.call(aten.add.Tensor, product, use.matmul.bias)
+        if bias is not None:
+            product = write.call(aten.add.Tensor, product, bias)
         new[use.matmul.node] = product
     return new

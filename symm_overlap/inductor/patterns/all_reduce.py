@@ -66,14 +66,12 @@ class AllReduce:
         self.path = path_of(self.choices, choice)
         moved = of_all_reduce(m, n, like.element_size(), self.world, choice)
         with writing(self.graph, self.node) as write:
-            # A bias of another shape is reduced by itself, because every rank may have a different bias.
-            apart = matmul.bias is not None and value(matmul.bias).shape != value(matmul.right).shape[1:]
-            bias = None if apart else matmul.bias
-            output = write.op("fused_matmul_all_reduce", matmul.left, matmul.right, reduce_op, group, bias)
-            if apart:
-                moved = self._with_bias(moved, value(matmul.bias), group)  # type: ignore[arg-type]
-                bias = write.op("all_reduce", matmul.bias, reduce_op, group)
-                output = write.call(aten.add.Tensor, output, bias)
+            factors = matmul.left, matmul.right
+            output = write.op("fused_matmul_all_reduce", *factors, reduce_op, group, matmul.column_bias)
+            if (bias := matmul.other_bias) is not None:
+                # It is reduced by itself, because every rank may have a different bias.
+                moved = self._with_bias(moved, value(bias), group)
+                output = write.call(aten.add.Tensor, output, write.op("all_reduce", bias, reduce_op, group))
             output = write.like(output, self.node)
         give_way(self.graph, old, output)
         self.moved = moved

@@ -35,7 +35,8 @@ def why_cast(node: Node) -> str:
     if not is_cast(node) or not has_product(node, ()):
         return ""
     if is_widening(node):
-        return "a product is cast before it is reduced, and it or its cast is used elsewhere too, or it has a bias"
+        why = "it or its cast is used elsewhere too, or its bias differs between rows"
+        return f"a product is cast before it is reduced, and {why}"
     dtype, own = value(node).dtype, value(node.args[0]).dtype  # type: ignore[arg-type]
     return (
         f"a product is cast to {dtype} before it is reduced, and the op returns sums of {own}: multiply {dtype}, or "

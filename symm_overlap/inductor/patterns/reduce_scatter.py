@@ -18,7 +18,7 @@ from .._torch import known
 from ..arrangement import Size
 from ..choices import Choices
 from ..graph import Writer, aten, value
-from ..matmul import Matmul
+from ..matmul import Matmul, column_biases
 from ..moved import of_parts
 from .pattern import SkipError, c10d, choice_of, give_way, path_of, require_unwritten, results, writing
 from .terms import Place, Product, Terms
@@ -73,7 +73,7 @@ class ReduceScatter:
         op = "scaled_matmul_reduce_scatter" if products[0].scaled else "matmul_reduce_scatter"
         group: str = self.node.args[3]  # type: ignore[assignment]
         # The op describes its problem in the same way: nothing is added to the product, and the product is not kept.
-        alone = len(self.terms) == 1 and not self._kept and _bias_apart(products[0]) is None
+        alone = len(self.terms) == 1 and not self._kept and products[0].other_bias is None
         sizes = prod(rows), n, k
         choice = choice_of(
             self.choices, op, *sizes, like, group, last_dim=place.last, one_matmul=alone, dtype=self.terms.sum_dtype
@@ -107,7 +107,9 @@ class ReduceScatter:
         if not scaled:
             dtypes = {"sum_dtype": self.terms.sum_dtype, "out_dtype": self.terms.out_dtype}
             given = {name: dtype for name, dtype in dtypes.items() if dtype is not None}
-            return self._written_as(write, "fused_matmuls_reduce_scatter", lefts, rights, *common, **given)
+            biases = column_biases(write, products)
+            more = [] if biases is None else [biases]
+            return self._written_as(write, "fused_matmuls_reduce_scatter", lefts, rights, *common, *more, **given)
         return self._written_as(
             write,
             "fused_scaled_matmuls_reduce_scatter",
@@ -121,10 +123,10 @@ class ReduceScatter:
         )
 
     def _addend(self, write: Writer, products: list[Matmul], rows: list[Size]) -> Node | None:
-        """Return the sum of all terms and biases other than the products, or None."""
+        """Return the sum of all terms other than the products, and of biases that the op does not add, or None."""
         addend, columns = None, value(products[0].right).shape[1]
         for term in self.terms:
-            extra = _bias_apart(term.matmul) if isinstance(term, Product) else term.node
+            extra = term.matmul.other_bias if isinstance(term, Product) else term.node
             if extra is not None:
                 if isinstance(term, Product):
                     extra = _expanded(write, extra, term.matmul)
@@ -137,7 +139,7 @@ class ReduceScatter:
         if not self._kept:
             return {self.node: write.like(write.op(op, *arguments, **dtypes), self.node)}
         products, total = self.terms.products, self.terms.total
-        if total is None and len(self.terms) == 1 and _bias_apart(products[0].matmul) is not None:
+        if total is None and len(self.terms) == 1 and products[0].matmul.other_bias is not None:
             total = products[0]  # the product with its bias is the sum
         kept = {term.node: index for index, term in enumerate(products) if term.shared and term is not total}
         made = write.op(f"{op}_keep", *arguments, keep=list(kept.values()), keep_sum=total is not None)
@@ -145,7 +147,7 @@ class ReduceScatter:
         whole = write.call(operator.getitem, made, 1)
         for number, (node, index) in enumerate(kept.items()):
             product = write.like(write.call(operator.getitem, whole, number), node)
-            bias = _bias_apart(products[index].matmul)
+            bias = products[index].matmul.other_bias
             new[node] = product if bias is None else write.call(aten.add.Tensor, product, bias)
         if total is not None:
             new[total.node] = write.like(write.call(operator.getitem, made, 2), total.node)
@@ -159,11 +161,6 @@ def _rows(place: Place, world: int) -> tuple[list[Size], int]:
     if known(place.before == 1):
         return [world * place.after], 0
     return [place.before, world * place.after], 1
-
-
-def _bias_apart(product: Matmul) -> Node | None:
-    """Return the bias if it is a separate term for the op. The bias of a scaled product belongs to the product."""
-    return None if product.scaled is not None else product.bias
 
 
 def _scales_of_rows(write: Writer, scale: Node, rows: list[Size]) -> Node:

@@ -180,7 +180,9 @@ class Terms:
                 return False
             node, readers = step.source, (*step.through, node)
         found = matmul_of(node)
-        if found is None or found.scaled is not None or found.bias is not None or not _is_alone(node, readers, ()):
+        if found is None or found.scaled is not None or not _is_alone(node, readers, ()):
+            return False
+        if found.other_bias is not None:
             return False
         # The op does not add products that are not cast: see `settle`.
         return {value(term.node).dtype for term in self.products} <= {value(node).dtype, value(cast).dtype}

@@ -36,39 +36,42 @@ _FEWEST_ROWS = 8
 """With fewer rows than this, a shard's matmul is limited by reading the block, even from a cache."""
 
 
-def multiply_shards(shards: Sequence[Tensor], Bs: Sequence[Tensor], products: Sequence[Tensor]) -> None:
-    """Compute ``product = torch.cat(shards) @ B`` for each weight and product.
+def multiply_shards(
+    shards: Sequence[Tensor], Bs: Sequence[Tensor], biases: Sequence[Tensor | None], products: Sequence[Tensor]
+) -> None:
+    """Compute ``product = torch.cat(shards) @ B + bias`` for each weight, bias and product.
 
     Args:
         shards: (rows, K), all of the same shape.
         Bs: the weights, (K, N_i).
+        biases: (N_i,) or None, for each weight.
         products: (len(shards) * rows, N_i), contiguous. They are written.
     """
     rows, k = shards[0].shape
     column = len(shards) * rows * shards[0].element_size()  # bytes of one column of the whole matrix
     if k * column <= _CHEAP:  # one slice is the whole matrix
         whole = torch.cat(list(shards))
-        for B, product in zip(Bs, products, strict=True):
-            _C.multiply(whole, B, product, False)
+        for B, bias, product in zip(Bs, biases, products, strict=True):
+            _C.multiply(whole, B, product, False, bias)
         return
     width = min(k // 2, max(k // _SLICES, _CHEAP // max(1, column))) // _ALIGN * _ALIGN
     # No slices if K is so small that they hardly matter, and none in half precision: a sum of slices that are each
     # rounded to half precision would be less exact than one matmul.
     apart = width == 0 or shards[0].dtype.itemsize == 2
     sliced = []
-    for B, product in zip(Bs, products, strict=True):
+    for B, bias, product in zip(Bs, biases, products, strict=True):
         if apart or _quicker_in_blocks(shards[0], B):
-            _multiply_in_blocks(shards, B, product)
+            _multiply_in_blocks(shards, B, bias, product)
         else:
-            sliced.append((B, product))
+            sliced.append((B, bias, product))
     if not sliced:
         return
     slice_of_whole = shards[0].new_empty(len(shards) * rows, width)
     for start in range(0, k, width):
         columns = slice_of_whole[:, : k - start]
         torch.cat([shard[:, start : start + width] for shard in shards], out=columns)
-        for B, product in sliced:
-            _C.multiply(columns, B[start : start + width], product, start > 0)
+        for B, bias, product in sliced:
+            _C.multiply(columns, B[start : start + width], product, start > 0, bias if start == 0 else None)
 
 
 def _quicker_in_blocks(shard: Tensor, B: Tensor) -> bool:
@@ -79,13 +82,14 @@ def _quicker_in_blocks(shard: Tensor, B: Tensor) -> bool:
     return quicker and B.t().is_contiguous() and shard.shape[0] >= _FEWEST_ROWS
 
 
-def _multiply_in_blocks(shards: Sequence[Tensor], B: Tensor, product: Tensor) -> None:
+def _multiply_in_blocks(shards: Sequence[Tensor], B: Tensor, bias: Tensor | None, product: Tensor) -> None:
     """Multiply all shards with one block of the weight at a time. The whole weight is one block if its columns are not
     contiguous, because blocks of it would have gaps.
     """
     rows, n = shards[0].shape[0], B.shape[1]
     width = max(_BLOCK, _BLOCK_BYTES // max(1, B.shape[0] * B.element_size())) if B.t().is_contiguous() else max(1, n)
     for start in range(0, n, width):
+        of_block = None if bias is None else bias[start : start + width]
         for rank, shard in enumerate(shards):
             target = product[rank * rows : (rank + 1) * rows, start : start + width]
-            _C.multiply(shard, B[:, start : start + width], target, False)
+            _C.multiply(shard, B[:, start : start + width], target, False, of_block)

@@ -94,7 +94,13 @@ class CudaBackend:
         """See `Backend.copy`."""
         return target.copy_(source)
 
-    def multiply_shards(self, shards: Sequence[Tensor], Bs: Sequence[Tensor], products: Sequence[Tensor]) -> None:
+    def multiply_shards(
+        self,
+        shards: Sequence[Tensor],
+        Bs: Sequence[Tensor],
+        biases: Sequence[Tensor | None],
+        products: Sequence[Tensor],
+    ) -> None:
         """Never called: on CUDA matmuls do not read the peers' memory (`Traits.in_place` is False)."""
         raise NotImplementedError("on CUDA shards are gathered before they are multiplied")
 

@@ -14,7 +14,7 @@ from tests.ranks import Rank
 
 
 class Gathers(Gather):
-    """An all-gather-matmul with any number of weights. ``widths`` contains the number of columns of each weight."""
+    """An all-gather-matmul with any number of weights, all with a bias. ``widths`` contains the columns of each."""
 
     def __init__(self, dim: int, sizes: Sizes, widths: tuple[int, ...], **options: Any) -> None:
         super().__init__(dim, "sum", sizes, **options)
@@ -22,7 +22,10 @@ class Gathers(Gather):
 
     def shapes(self, rank: int, world: int) -> list[tuple[int, ...]]:
         shard, (rows, _), *_ = super().shapes(rank, world)
-        return [shard, *((rows, columns) for columns in self.widths)]
+        return [shard, *((rows, columns) for columns in self.widths), *((columns,) for columns in self.widths)]
+
+    def parts(self, inputs: Inputs) -> tuple[Inputs, list[Tensor | None]]:
+        return inputs[1 : 1 + len(self.widths)], [*inputs[1 + len(self.widths) :]]
 
 
 class Sums(KeptScatter):
@@ -32,9 +35,9 @@ class Sums(KeptScatter):
         super().__init__(dim, reduce_op, sizes, keep=[], keep_sum=False)
 
     def run(self, inputs: Inputs, me: Rank) -> Inputs:
-        As, Bs, addend = inputs[:2], inputs[2:4], inputs[4]
+        As, Bs, biases, addend = inputs[:2], inputs[2:4], inputs[4:6], inputs[6]
         op = torch.ops.symm_overlap.fused_matmuls_reduce_scatter
-        return [op(As, Bs, addend, self.reduce_op, self.dim, me.group_name)]
+        return [op(As, Bs, addend, self.reduce_op, self.dim, me.group_name, biases)]
 
 
 class AllReduceNoBias(AllReduce):
@@ -94,7 +97,7 @@ class ScaledGather(Scaled):
 
 class ScaledScatter(Scaled):
     def shapes(self, rank: int, world: int) -> list[tuple[int, ...]]:
-        A, B = Scatter(self.dim, "sum", self.sizes).shapes(rank, world)
+        A, B, _ = Scatter(self.dim, "sum", self.sizes).shapes(rank, world)
         return self.with_scales(A, B)
 
     def run(self, inputs: Inputs, me: Rank) -> Inputs:

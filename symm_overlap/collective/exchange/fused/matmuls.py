@@ -55,7 +55,8 @@ def _can_multiply(call: Call, weights: Sequence[Weight]) -> bool:
 def factors_of(call: Call, consumer: Products | ScaledProducts) -> tuple[list[Factor], Tensor | None]:
     """Return the factors that a consumer multiplies the gathered rows with, and the scales of those rows."""
     if isinstance(consumer, Products):
-        return list(map(Factor, consumer.Bs, consumer.outputs)), None
+        each = zip(consumer.Bs, consumer.outputs, map(_contiguous, consumer.biases), strict=True)
+        return [Factor(B, product, bias=bias) for B, product, bias in each], None
     pairs = zip(consumer.weights, consumer.outputs, strict=True)
     return [_scaled(call, weight, product) for weight, product in pairs], consumer.A_scale.contiguous()
 
@@ -65,19 +66,21 @@ def matmul_of(
 ) -> Matmul:
     """Return the one matmul of a producer, with ``product`` as its output."""
     if isinstance(producer, RowProducts):
-        bias = None if producer.bias is None else producer.bias.contiguous()
-        return Matmul(producer.A, None, Factor(producer.B, product, None, bias))
+        return Matmul(producer.A, None, Factor(producer.B, product, bias=_contiguous(producer.bias)))
     if isinstance(producer, ScatteredProducts):
-        return Matmul(producer.As[0], None, Factor(producer.Bs[0], product))
+        return Matmul(producer.As[0], None, Factor(producer.Bs[0], product, bias=_contiguous(producer.biases[0])))
     found = producer.one_matmul
     assert found is not None
     rows, row_scale, weight = found
     return Matmul(rows, row_scale.contiguous(), _scaled(call, weight, product))
 
 
+def _contiguous(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
+
+
 def _scaled(call: Call, weight: Weight, product: Tensor) -> Factor:
-    bias = None if weight.bias is None else weight.bias.contiguous()
     result_scale = weight.result_scale if weight.dtype in FLOAT8 else None
     if result_scale is not None and call.backend.traits.divides_by_result_scale:
         result_scale = result_scale.reciprocal()
-    return Factor(weight.B, product, weight.scale.contiguous(), bias, weight.fast, result_scale)
+    return Factor(weight.B, product, weight.scale.contiguous(), _contiguous(weight.bias), weight.fast, result_scale)
