@@ -64,6 +64,8 @@ def gathered_strides(shape: Sequence[Size], gather_dim: int, world: int) -> tupl
     stacked = [world, *shape]
     steps = _contiguous(stacked)
     flat = [world * shape[gather_dim], *(stacked[dim] for dim in order[2:])]
+    if gather_dim == 0:  # nothing moves; for a size that only the run knows, nothing else could be computed
+        return tuple(_contiguous(flat))
     strides = None
     if not any(size == 0 for size in shape):
         strides = _viewed([stacked[dim] for dim in order], [steps[dim] for dim in order], flat)

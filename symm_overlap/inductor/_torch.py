@@ -19,10 +19,12 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.distributed import distributed_c10d as _c10d
 from torch.fx import Graph
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, statically_known_true
+from torch.utils._pytree import tree_leaves
 
 __all__ = [
     "CustomGraphPass",
+    "GuardOnDataDependentSymNode",
     "auto_functionalized",
     "configured_pass",
     "counters",
@@ -35,6 +37,7 @@ __all__ = [
     "run_after_compilations",
     "set_pass",
     "stable_topological_sort",
+    "tree_leaves",
     "with_pass",
 ]
 

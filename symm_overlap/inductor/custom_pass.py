@@ -23,6 +23,7 @@ from .graph import is_ours, is_written
 from .groups import known_of_groups
 from .patterns import PATTERNS, Pattern, SkipError, cast_first, empty_buckets, make_plain, quantise_first
 from .report import GraphReport, Site, place_of, record
+from .writer import add_values
 
 
 class NotFusedError(RuntimeError):
@@ -50,6 +51,7 @@ class OverlapPass(CustomGraphPass):
         """
         if self.before is not None:
             self.before(graph)
+            add_values(graph)
         by_hand = any(is_ours(node) for node in graph.nodes)
         make_plain(graph, self.choices)
         empty_buckets(graph, self.choices)

@@ -1,18 +1,17 @@
-"""Nodes of a graph of torch.compile: find those that only rearrange a tensor, and add new ones."""
+"""Nodes of a graph of torch.compile: find those that only rearrange a tensor."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, Node
+from torch.fx import Node
 
-from ._torch import known, plain_size
+from ._torch import known
 from .arrangement import Arrangement, Size, moved, permuted, viewed
 
 aten = torch.ops.aten
@@ -184,81 +183,3 @@ def _slices(pieces: Sequence[Any]) -> tuple[Node, int, tuple[Node, ...]] | None:
         if not known(len(pieces) * end == (position + 1) * total):
             return None
     return source, dim, tuple(pieces)
-
-
-class SymbolicSizeError(Exception):
-    """Raised if a size would have to be computed from others at run time."""
-
-
-class Writer:
-    """Adds nodes, with their fake tensors, before a given node of a graph."""
-
-    def __init__(self, graph: Graph, before: Node) -> None:
-        self.graph, self.before = graph, before
-        self.written: list[Node] = []
-
-    def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
-        """Add a call of an op, or of ``operator.getitem``."""
-        with self.graph.inserting_before(self.before):
-            node = self.graph.call_function(target, args, kwargs)
-        self.written.append(node)
-        fake_args, fake_kwargs = torch.fx.map_arg((args, kwargs), lambda argument: argument.meta["val"])
-        tensors = [each.meta["val"] for each in node.all_input_nodes if is_tensor(each)]
-        mode = getattr(tensors[0], "fake_mode", None) if tensors else None
-        with mode or nullcontext():
-            node.meta["val"] = target(*fake_args, **fake_kwargs)
-        if "stack_trace" in self.before.meta:
-            node.meta["stack_trace"] = self.before.meta["stack_trace"]
-        return node
-
-    def op(self, name: str, *args: Any, **kwargs: Any) -> Node:
-        """Add a call of an op of this package, with an empty note."""
-        return self.call(getattr(torch.ops.symm_overlap, name).compiled, *args, **kwargs, note="")
-
-    def reshape(self, node: Node, shape: Sequence[Size]) -> Node:
-        """Return ``node.reshape(shape)``, or the node itself if it has this shape."""
-        old, shape = value(node).shape, [plain_size(size) for size in shape]
-        if len(old) == len(shape) and all(known(a == b) for a, b in zip(old, shape, strict=True)):
-            return node
-        symbolic = [size for size in shape if not isinstance(size, int)]
-        if len(symbolic) == 1 and not any(known(size == 0) for size in shape if isinstance(size, int)):
-            return self.call(aten.reshape.default, node, [size if isinstance(size, int) else -1 for size in shape])
-        return self.call(aten.reshape.default, node, self._sizes(shape))
-
-    def of_dtype(self, node: Node, dtype: torch.dtype) -> Node:
-        """Return ``node`` viewed as another dtype of the same size."""
-        return node if value(node).dtype == dtype else self.call(aten.view.dtype, node, dtype)
-
-    def like(self, node: Node, old: Node) -> Node:
-        """Return ``node`` with the dtype and shape of ``old``. If ``old`` was contiguous, the result is contiguous too,
-        because other nodes may depend on it.
-        """
-        node = self.reshape(self.of_dtype(node, value(old).dtype), list(value(old).shape))
-        if value(old).is_contiguous() and not value(node).is_contiguous():
-            node = self.call(aten.clone.default, node, memory_format=torch.contiguous_format)
-        return node
-
-    def size(self, node: Node, dim: int) -> Any:
-        """Return ``node.shape[dim]`` as an argument for a node."""
-        size = plain_size(value(node).shape[dim])
-        return size if isinstance(size, int) else self.call(aten.sym_size.int, node, dim)
-
-    def _sizes(self, shape: Sequence[Size]) -> list[Any]:
-        """Return sizes as arguments for a node: for symbolic sizes, the nodes whose values they are."""
-        return [size if isinstance(size, int) else self._node_of(size) for size in shape]
-
-    def _node_of(self, size: Any) -> Node:
-        node: Node
-        for node in self.graph.nodes:
-            if node is self.before:
-                break
-            found = node.meta.get("val")
-            if isinstance(found, torch.SymInt) and known(found == size):
-                return node
-        raise SymbolicSizeError(f"size {size} is not among the sizes of the graph")
-
-    def undo(self) -> None:
-        """Remove all nodes that were added."""
-        for node in reversed(self.written):
-            self.graph.erase_node(node)
-        self.written.clear()

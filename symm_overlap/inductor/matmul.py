@@ -10,7 +10,8 @@ from torch.fx import Node
 from torch.nn.functional import ScalingType, SwizzleType
 
 from ._torch import known
-from .graph import SAME, VIEWS, Writer, aten, is_tensor, same_shape, value
+from .graph import SAME, VIEWS, aten, is_tensor, same_shape, value
+from .writer import Writer
 
 _SCALED = ("bias", "scale_result", "out_dtype", "use_fast_accum")
 # The recipes of torch.nn.functional.scaled_mm that the ops support: one scale, or one for each row and each column.
@@ -141,6 +142,8 @@ def _of_one_matrix(matmul: Matmul) -> Matmul | None:
     source = source.args[0]
     if is_tensor(source) and source.target is aten.unsqueeze.default and source.args[1] == 0:
         source = source.args[0]
-    if not is_tensor(source) or value(source).shape != value(matmul.right).shape[1:]:
+    if not is_tensor(source) or value(source).dim() != 2:
+        return None
+    if not all(known(a == b) for a, b in zip(value(source).shape, value(matmul.right).shape[1:], strict=True)):
         return None
     return replace(matmul, right=source)

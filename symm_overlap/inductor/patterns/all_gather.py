@@ -19,12 +19,23 @@ from torch.fx import Graph, Node
 from .._torch import known
 from ..arrangement import settled
 from ..choices import Choices
-from ..graph import Writer, aten, same_memory, value
+from ..graph import aten, same_memory, value
 from ..matmul import Matmul, column_biases, matmul_of, why_no_matmul
 from ..moved import of_parts
+from ..writer import Writer
 from .cast_first import why_not_first
 from .gathered import Gathered, Rows, sizes_ahead
-from .pattern import SkipError, ancestors, c10d, choice_of, path_of, require_unwritten, writing
+from .pattern import (
+    SkipError,
+    ancestors,
+    c10d,
+    choice_of,
+    draws_between,
+    path_of,
+    positions,
+    require_unwritten,
+    writing,
+)
 from .quantised import MOVED_FIRST, Quantised
 
 
@@ -108,7 +119,7 @@ class AllGather:
         """See `Pattern.fuse`."""
         gathered = self.gathered
         if not any(node.target is c10d.wait_tensor.default for node in self.node.users):
-            raise SkipError("its result is used without a wait")
+            raise SkipError("its result is used without a wait" if self.node.users else "its result is not used")
         if not self.uses:
             users = (user for node in gathered.nodes for user in node.users)
             reason = next(filter(None, map(why_no_matmul, users)), "")
@@ -136,7 +147,14 @@ class AllGather:
         if not free:
             raise SkipError("the other matrix depends on the gathered tensor too")
         first = next((use for use in free if not use.gradient), free[0])
-        return [use for use in free if use.gather_key == first.gather_key]
+        alike = [use for use in free if use.gather_key == first.gather_key]
+        # The op comes after the inputs of all matmuls.
+        position = positions(self.graph)
+        earliest = min((use.matmul.node for use in alike), key=position.__getitem__)
+        chosen = [use for use in alike if not any(draws_between(position, earliest, each) for each in _inputs(use))]
+        if not chosen:
+            raise SkipError("random numbers would be drawn in another order")
+        return chosen
 
     def _path(self, chosen: Sequence[Use]) -> str:
         first = chosen[0]
@@ -153,7 +171,7 @@ class AllGather:
         return path_of(self.choices, choice)
 
     def _replace(self, chosen: list[Use], others: list[Node]) -> None:
-        position = {node: number for number, node in enumerate(self.graph.nodes)}
+        position = positions(self.graph)
         # After the last of its inputs. Users of the outputs may come before that, because the graph is sorted later.
         inputs = [node for use in chosen for node in _inputs(use)]
         last_input = max((self.node, *inputs), key=position.__getitem__)

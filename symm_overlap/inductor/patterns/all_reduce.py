@@ -17,9 +17,10 @@ from ...collective.registration import size_of_group
 from .._torch import known
 from ..arrangement import atoms_of, of_shape
 from ..choices import Choices
-from ..graph import Writer, aten, value
+from ..graph import aten, value
 from ..matmul import Matmul
 from ..moved import of_all_reduce
+from ..writer import Writer
 from .pattern import SkipError, arranged, c10d, choice_of, give_way, path_of, require_unwritten, results, writing
 from .reduce_scatter import ReduceScatter
 from .terms import Product, Terms

@@ -20,7 +20,8 @@ from torch.fx import Graph, Node
 
 from .._torch import known
 from ..choices import Choices
-from ..graph import VIEWS, Writer, aten, value
+from ..graph import VIEWS, aten, value
+from ..writer import Writer
 from .all_gather import AllGather
 from .all_reduce import AllReduce
 from .pattern import Pattern, c10d
@@ -85,7 +86,7 @@ def _taken(node: Node, sizes: list[int]) -> dict[Node, int] | None:
             taken[user] = bounds.index(cut)
         else:
             return None
-    return taken
+    return taken or None
 
 
 def _is_matrix(node: Node, rows: Any, columns: int) -> bool:

@@ -11,8 +11,9 @@ from typing import Any
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from ..graph import Writer, aten, is_tensor, same_memory, step_of, value
+from ..graph import aten, is_tensor, same_memory, step_of, value
 from ..matmul import matmul_of
+from ..writer import Writer
 from .casts import is_cast
 from .gathered import CHUNKS, Gathered
 from .pattern import SkipError, c10d, require_unwritten

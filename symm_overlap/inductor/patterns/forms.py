@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 
 from .._torch import auto_functionalized
 from ..choices import Choices
-from ..graph import Writer
+from ..writer import Writer
 from .all_gather import AllGather
 from .all_reduce import AllReduce
 from .pattern import Pattern, c10d

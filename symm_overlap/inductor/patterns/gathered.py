@@ -12,7 +12,8 @@ from torch.fx import Node
 
 from .._torch import known
 from ..arrangement import Arrangement, Atom, Dimension, Size, atoms_of, of_shape, size_of, whole
-from ..graph import SAME, Writer, aten, step_of, value
+from ..graph import SAME, aten, step_of, value
+from ..writer import Writer
 from .pattern import c10d
 
 _SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.slice.Tensor, operator.getitem)

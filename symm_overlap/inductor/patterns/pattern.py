@@ -13,10 +13,12 @@ from torch.fx import Graph, Node
 from ...collective.choice import Choice
 from ...collective.problem import problem
 from ...collective.registration import size_of_group
+from .._torch import GuardOnDataDependentSymNode
 from ..arrangement import Arrangement, Size
 from ..choices import Choices
-from ..graph import SymbolicSizeError, Writer, step_of
+from ..graph import step_of
 from ..groups import choice_in
+from ..writer import SymbolicSizeError, Writer
 from .casts import is_cast
 
 c10d = torch.ops._c10d_functional
@@ -65,6 +67,9 @@ def writing(graph: Graph, before: Node) -> Iterator[Writer]:
     except SymbolicSizeError as error:
         write.undo()
         raise SkipError(f"sizes are symbolic: {error}") from None
+    except GuardOnDataDependentSymNode as error:
+        write.undo()
+        raise SkipError(f"sizes are known only when the graph runs: {error.cond}") from None
     except (TypeError, ValueError) as error:
         write.undo()
         raise SkipError(f"the op rejects it: {error}") from None
@@ -128,6 +133,8 @@ def results(collective: Node) -> list[Node]:
     """
     waits = [user for user in collective.users if user.target is c10d.wait_tensor.default]
     others = [user for user in collective.users if user not in waits]
+    if not collective.users:
+        raise SkipError("its result is not used")
     if not waits or any(user.op != "output" for user in others):
         raise SkipError("its result is used without a wait")
     return [*waits, collective]
@@ -180,6 +187,23 @@ def writes(user: Node, node: Node) -> bool:
         and argument.alias_info.is_write
         and (given is node or (isinstance(given, (list, tuple)) and any(item is node for item in given)))
         for argument, given in passed
+    )
+
+
+def positions(graph: Graph) -> dict[Node, int]:
+    """Return the position of every node in the graph."""
+    return {node: number for number, node in enumerate(graph.nodes)}
+
+
+def draws_between(position: dict[Node, int], first: Node, last: Node) -> bool:
+    """True if a node between two others draws random numbers from torch's generator.
+
+    If a matmul moves behind such a node, so does what depends on the matmul, which may draw too: in another order then.
+    """
+    return any(
+        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        for node, number in position.items()
+        if position[first] < number < position[last]
     )
 
 

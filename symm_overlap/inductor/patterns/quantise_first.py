@@ -14,8 +14,9 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from ..arrangement import Arrangement, atoms_of
-from ..graph import SymbolicSizeError, Writer, aten, value
+from ..graph import aten, value
 from ..moved import of_parts
+from ..writer import SymbolicSizeError, Writer
 from .pattern import c10d
 from .quantised import LARGEST, MOVED_FIRST, Quantised
 

@@ -17,11 +17,24 @@ from torch.fx import Graph, Node
 from .._torch import known
 from ..arrangement import Size
 from ..choices import Choices
-from ..graph import Writer, aten, value
+from ..graph import aten, value
 from ..matmul import Matmul, column_biases
 from ..moved import of_parts
-from .pattern import SkipError, c10d, choice_of, give_way, path_of, require_unwritten, results, writing
-from .terms import Place, Product, Terms
+from ..writer import Writer
+from .pattern import (
+    SkipError,
+    c10d,
+    choice_of,
+    draws_between,
+    give_way,
+    path_of,
+    positions,
+    require_unwritten,
+    results,
+    writing,
+)
+from .place import Place
+from .terms import Product, Terms
 
 
 class ReduceScatter:
@@ -92,9 +105,12 @@ class ReduceScatter:
         """
         if not self._kept:
             return self.node
-        position = {node: number for number, node in enumerate(self.graph.nodes)}
+        position = positions(self.graph)
         earliest = min(self._kept, key=position.__getitem__)
-        return max([earliest, *self.terms.inputs], key=position.__getitem__).next
+        last = max([earliest, *self.terms.inputs], key=position.__getitem__)
+        if draws_between(position, earliest, last):
+            raise SkipError("something else uses a product, and random numbers would be drawn in another order")
+        return last.next
 
     def _written(self, write: Writer, place: Place, products: list[Matmul]) -> dict[Node, Node]:
         """Write the op. Return the new nodes for the collective, and for the products and sum that others use."""

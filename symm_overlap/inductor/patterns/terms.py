@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
 
-from .._torch import known
-from ..arrangement import Dimension, Size, atoms_of, of_shape, settled, size_of, take
 from ..graph import aten, step_of, value
 from ..matmul import Matmul, matmul_of, why_no_matmul
 from .casts import has_product, is_widening, why_cast
-from .pattern import SkipError, ancestors, arranged
-from .sums import is_plain_sum, why_uneven
+from .pattern import SkipError, ancestors
+from .place import Place, lies_at, place_in
+from .sums import is_plain_sum, why_part, why_uneven
 
 _SCALINGS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 
@@ -62,22 +61,23 @@ class Product(Term):
         return self.matmul.inputs
 
 
-@dataclass(frozen=True)
-class Place:
-    """The position of the scattered dimension in a matrix.
+class _Found(NamedTuple):
+    """A node from which the input of a collective is computed.
 
     Attributes:
-        before, after: the number of rows before and after it; with ``last``, the number of rows and of columns.
-        last: whether ranks get blocks of columns instead of rows.
+        path: the nodes from this node to the collective.
+        readers: the users of the node on that path.
+        outermost: whether the node is the whole sum.
+        shared: among the nodes so far, the one nearest to the collective that is used elsewhere too.
+        cast: among the nodes so far, the cast of this product alone.
     """
 
-    before: Size
-    after: Size
-    last: bool
-
-    def same(self, other: Place) -> bool:
-        """True if the two places are known to be equal."""
-        return self.last == other.last and known(self.before == other.before) and known(self.after == other.after)
+    node: Node
+    path: tuple[Node, ...]
+    readers: tuple[Node, ...]
+    outermost: bool = False
+    shared: Term | None = None
+    cast: Term | None = None
 
 
 class Terms:
@@ -92,7 +92,7 @@ class Terms:
         self.all: list[Term] = []
         self.total: Term | None = None
         self.out_dtype: torch.dtype | None = None
-        self._follow(collective.args[0], (), [collective], None, outermost=True)  # type: ignore[arg-type]
+        self._follow(collective)
 
     def __iter__(self) -> Iterator[Term]:
         return iter(self.all)
@@ -113,13 +113,17 @@ class Terms:
     @property
     def unknown(self) -> str:
         """Why matmuls among the terms cannot be replaced; empty if there are none."""
-        whys = (why_no_matmul(term.node) or why_cast(term.node) or why_uneven(term.node) for term in self)
+        whys = (
+            why_no_matmul(term.node) or why_cast(term.node) or why_uneven(term.node) or why_part(term.node)
+            for term in self
+        )
         return next(filter(None, whys), "")
 
     @property
     def why_none(self) -> str:
         """Why there is no product among the terms."""
-        if not self.unknown and any(has_product(term.node, _SCALINGS) for term in self):
+        scaled = any(has_product(term.node, _SCALINGS) and not has_product(term.node, ()) for term in self)
+        if not self.unknown and scaled:
             return "a product is multiplied or divided by something before it is reduced"
         return self.unknown or NO_PRODUCT
 
@@ -128,45 +132,40 @@ class Terms:
         """The nodes that must be computed before the op."""
         return [node for term in self for node in term.inputs]
 
-    def _follow(
-        self,
-        node: Node,
-        path: tuple[Node, ...],
-        readers: Iterable[Node],
-        shared: Term | None,
-        outermost: bool,
-        cast: Term | None = None,
-    ) -> None:
-        """Collect the terms that a node is computed from.
+    def _follow(self, collective: Node) -> None:
+        """Collect the terms that a collective's input is computed from, from left to right."""
+        left = [_Found(collective.args[0], (), (collective,), outermost=True)]  # type: ignore[arg-type]
+        while left:
+            left += reversed(self._step(left.pop()))
 
-        Args:
-            path: the nodes from this node to the collective.
-            readers: the users of the node on that path.
-            shared: among the nodes so far, the one nearest to the collective that is used elsewhere too.
-            outermost: whether the node is the whole sum.
-            cast: among the nodes so far, the cast of this product alone.
-        """
+    def _step(self, found: _Found) -> list[_Found]:
+        """Add the term that a node is, or return the nodes that it is computed from."""
+        node, path, shared, outermost = found.node, found.path, found.shared, found.outermost
         step, matmul = step_of(node), matmul_of(node)
+        if step is not None and value(step.source).dtype != value(node).dtype:
+            step = None  # the same bytes are other numbers, whose sum is another one
         through = () if step is None else step.through
-        if shared is None and not _is_alone(node, readers, through):
+        if shared is None and not _is_alone(node, found.readers, through):
             shared = Term(node, path)
         if step is not None and (shared is None or outermost or _is_product(step.source)):
-            self._follow(step.source, (node, *path), (*through, node), shared, outermost, cast)
-        elif node.target is aten.add.Tensor and (shared is None or outermost) and is_plain_sum(node):
+            readers = (*through, node)
+            return [_Found(step.source, (node, *path), readers, outermost, shared, found.cast)]
+        if node.target is aten.add.Tensor and (shared is None or outermost) and is_plain_sum(node):
             if shared is not None:
                 self.total = Term(node, path)
-            for operand in node.args[:2]:
-                self._follow(operand, path, [node], None, outermost=False)  # type: ignore[arg-type]
-        elif shared is None and is_widening(node) and (outermost or self._adds_cast_product(node)):
+            return [_Found(operand, path, (node,)) for operand in node.args[:2]]  # type: ignore[arg-type]
+        if shared is None and is_widening(node) and (outermost or self._adds_cast_product(node)):
+            cast = found.cast
             if outermost:
                 self.out_dtype = value(node).dtype
             else:
                 cast = Term(node, path)
-            self._follow(node.args[0], (node, *path), [node], None, outermost, cast)  # type: ignore[arg-type]
-        elif matmul is not None:
-            self.all.append(Product(node, path, shared, cast, matmul=matmul))
+            return [_Found(node.args[0], (node, *path), (node,), outermost, None, cast)]  # type: ignore[arg-type]
+        if matmul is not None:
+            self.all.append(Product(node, path, shared, found.cast, matmul=matmul))
         else:
             self.all.append(shared or Term(node, path))
+        return []
 
     def _adds_cast_product(self, cast: Node) -> bool:
         """True if the op can compute what is cast: one product that nothing else uses, like those that it has so far.
@@ -200,21 +199,25 @@ class Terms:
         """
         if not all(map(_is_scaled, self.products)):
             self.all = [term.computed_before if _is_scaled(term) else term for term in self]
-        place = _place(min(self, key=lambda term: (term.shared or term.cast) is not None), world)
+        first = min(self, key=lambda term: (term.shared or term.cast) is not None)
+        place = place_in(first.node, first.path, world)
         for number, term in enumerate(self):
-            if (term.shared or term.cast) is not None and not _lies_at(place, term, world):
+            if (term.shared or term.cast) is not None and not lies_at(place, term.node, term.path, world):
                 self.all[number] = term = term.computed_before
-            if not _place(term, world).same(place):
+            if not place_in(term.node, term.path, world).same(place):
                 raise SkipError("the tensors that are added are scattered along different dimensions")
         self._settle_casts()
-        if self.total is not None and not _lies_at(place, self.total, world):
+        if self.total is not None and not lies_at(place, self.total.node, self.total.path, world):
             raise SkipError("the sum is used elsewhere too, in another arrangement than its terms")
         while (needed := self._first_needed()) is not None:
             self.all = [needed.shared or term if term is needed else term for term in self]
         return place
 
     def _settle_casts(self) -> None:
-        """If a sum has products that are cast, and others, leave those to the op that take it longer.
+        """If a sum has products that are cast, and others, leave those to the op that are more, or the others.
+
+        Their number is the same on all ranks, but the size over which they are contracted may differ, and with it the
+        time that they take. All ranks have to give the same products to the op.
 
         Raises:
             SkipError: all products are cast, and the sum is used elsewhere too, which the op does not return.
@@ -225,7 +228,7 @@ class Terms:
             return
         if not others:
             raise SkipError("products are cast before they are added, and the sum is used elsewhere too")
-        given_up = cast if self.total is not None or known(_work(others) > _work(cast)) else others
+        given_up = cast if self.total is not None or len(others) >= len(cast) else others
         self.all = [term.computed_before if term in given_up else term for term in self]
 
     def _first_needed(self) -> Term | None:
@@ -241,11 +244,6 @@ def _is_alone(node: Node, readers: Iterable[Node], through: tuple[Node, ...]) ->
     return set(node.users) <= set(readers) and all(set(part.users) <= {*through, node} for part in through)
 
 
-def _work(products: Iterable[Product]) -> Size:
-    """Return a measure for the time of products of one shape."""
-    return sum(value(each.matmul.left).shape[-1] * value(each.node).dtype.itemsize for each in products)
-
-
 def _is_product(node: Node) -> bool:
     """True if the node is a matmul, or rearranges one."""
     while (step := step_of(node)) is not None:
@@ -255,39 +253,3 @@ def _is_product(node: Node) -> bool:
 
 def _is_scaled(term: Term) -> bool:
     return isinstance(term, Product) and term.matmul.scaled is not None
-
-
-def _lies_at(place: Place, term: Term, world: int) -> bool:
-    try:
-        return _place(term, world).same(place)
-    except SkipError:
-        return False
-
-
-def _place(term: Term, world: int) -> Place:
-    """Return the position in a term of the dimension that the collective scatters."""
-    start = of_shape(value(term.node).shape)
-    arrangement = arranged(start, term.path)
-    first = list(settled(arrangement)[0])
-    ranks = take(first, world)
-    if ranks is None:
-        raise SkipError("the collective's parts do not fit the dimensions of the product, as far as is known")
-    *lead, columns = settled(start)
-    rows = tuple(atom for dimension in lead for atom in dimension)
-    ranks = settled((ranks,))[0]
-    if atoms_of((tuple(first), *arrangement[1:])) == atoms_of((_without(rows, ranks), columns)):
-        at = _index(rows, ranks)
-        if at is not None:
-            return Place(size_of(rows[:at]), size_of(rows[at + len(ranks) :]), False)
-    if columns[: len(ranks)] == ranks and atoms_of((tuple(first), *arrangement[1:])) == [*rows, *columns[len(ranks) :]]:
-        return Place(size_of(rows), size_of(columns[len(ranks) :]), True)
-    raise SkipError("a rank's part is not a block of rows or of columns of the product")
-
-
-def _index(atoms: Dimension, part: Dimension) -> int | None:
-    """Return the index at which ``part`` begins in ``atoms``, or None."""
-    return next((at for at in range(len(atoms)) if atoms[at : at + len(part)] == part), None)
-
-
-def _without(atoms: Dimension, part: Dimension) -> Dimension:
-    return tuple(atom for atom in atoms if atom not in part)

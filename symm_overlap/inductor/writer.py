@@ -1,0 +1,133 @@
+"""Add nodes to a graph of torch.compile, with their fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from ._torch import known, plain_size, tree_leaves
+from .arrangement import Size
+from .graph import aten, is_tensor, same_memory, value
+
+
+def _same_strides(one: Tensor, other: Tensor) -> bool:
+    """True if two tensors of one shape are known to have the same strides, as far as these can be observed."""
+    each = zip(one.shape, one.stride(), other.stride(), strict=True)
+    return all(known(size == 1) or known(first == second) for size, first, second in each)
+
+
+def _read_by_strides(node: Node) -> bool:
+    """True if ``as_strided`` reads the memory of a tensor, also through a view of it."""
+    left, seen = [node], {node}
+    while left:
+        for user in left.pop().users:
+            if user.target is aten.as_strided.default:
+                return True
+            if user not in seen and is_tensor(user) and same_memory(user, node):
+                seen.add(user)
+                left.append(user)
+    return False
+
+
+class SymbolicSizeError(Exception):
+    """Raised if a size would have to be computed from others at run time."""
+
+
+def add_values(graph: Graph) -> None:
+    """Give fake tensors to nodes without a value, which another pass has added."""
+    for node in graph.nodes:
+        if node.op == "call_function" and "val" not in node.meta:
+            _add_value(node)
+
+
+def _add_value(node: Node) -> None:
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
+    tensors = [each.meta["val"] for each in node.all_input_nodes if is_tensor(each)]
+    mode = getattr(tensors[0], "fake_mode", None) if tensors else None
+    with mode or nullcontext():
+        node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+class Writer:
+    """Adds nodes, with their fake tensors, before a given node of a graph."""
+
+    def __init__(self, graph: Graph, before: Node) -> None:
+        self.graph, self.before = graph, before
+        self.written: list[Node] = []
+
+    def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
+        """Add a call of an op, or of ``operator.getitem``."""
+        with self.graph.inserting_before(self.before):
+            node = self.graph.call_function(target, args, kwargs)
+        self.written.append(node)
+        _add_value(node)
+        if "stack_trace" in self.before.meta:
+            node.meta["stack_trace"] = self.before.meta["stack_trace"]
+        return node
+
+    def op(self, name: str, *args: Any, **kwargs: Any) -> Node:
+        """Add a call of an op of this package, with an empty note.
+
+        Raises TypeError if no op takes tensors of such a dtype. The op would say so too, but torch would log its error.
+        """
+        for each in tree_leaves((args, kwargs)):
+            if is_tensor(each) and not value(each).is_floating_point():
+                raise TypeError(f"a tensor is {value(each).dtype}, and the ops multiply and add only floating numbers")
+        return self.call(getattr(torch.ops.symm_overlap, name).compiled, *args, **kwargs, note="")
+
+    def reshape(self, node: Node, shape: Sequence[Size]) -> Node:
+        """Return ``node.reshape(shape)``, or the node itself if it has this shape."""
+        old, shape = value(node).shape, [plain_size(size) for size in shape]
+        if len(old) == len(shape) and all(known(a == b) for a, b in zip(old, shape, strict=True)):
+            return node
+        symbolic = [size for size in shape if not isinstance(size, int)]
+        if len(symbolic) == 1 and not any(known(size == 0) for size in shape if isinstance(size, int)):
+            return self.call(aten.reshape.default, node, [size if isinstance(size, int) else -1 for size in shape])
+        return self.call(aten.reshape.default, node, self._sizes(shape))
+
+    def of_dtype(self, node: Node, dtype: torch.dtype) -> Node:
+        """Return ``node`` viewed as another dtype of the same size."""
+        return node if value(node).dtype == dtype else self.call(aten.view.dtype, node, dtype)
+
+    def like(self, node: Node, old: Node) -> Node:
+        """Return ``node`` with the dtype and shape of ``old``. If ``old`` was contiguous, the result is contiguous too,
+        because other nodes may depend on it.
+
+        Raises ValueError if other nodes depend on other strides of ``old``.
+        """
+        node = self.reshape(self.of_dtype(node, value(old).dtype), list(value(old).shape))
+        if value(old).is_contiguous() and not value(node).is_contiguous():
+            node = self.call(aten.clone.default, node, memory_format=torch.contiguous_format)
+        if not _same_strides(value(node), value(old)) and _read_by_strides(old):
+            raise ValueError("as_strided reads what it computes, and the strides differ")
+        return node
+
+    def size(self, node: Node, dim: int) -> Any:
+        """Return ``node.shape[dim]`` as an argument for a node."""
+        size = plain_size(value(node).shape[dim])
+        return size if isinstance(size, int) else self.call(aten.sym_size.int, node, dim)
+
+    def _sizes(self, shape: Sequence[Size]) -> list[Any]:
+        """Return sizes as arguments for a node: for symbolic sizes, the nodes whose values they are."""
+        return [size if isinstance(size, int) else self._node_of(size) for size in shape]
+
+    def _node_of(self, size: Any) -> Node:
+        node: Node
+        for node in self.graph.nodes:
+            if node is self.before:
+                break
+            found = node.meta.get("val")
+            if isinstance(found, torch.SymInt) and known(found == size):
+                return node
+        raise SymbolicSizeError(f"size {size} is not among the sizes of the graph")
+
+    def undo(self) -> None:
+        """Remove all nodes that were added."""
+        for node in reversed(self.written):
+            self.graph.erase_node(node)
+        self.written.clear()
