@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from .._torch import add_to_cache_keys, below_autocast, resolve_group, untracked_views
 from ..runtime import TRAITS, NotCapturedError
@@ -25,6 +27,12 @@ from .note import settings_in
 
 # A fragment: the C++ code defines ops in this namespace too.
 library = torch.library.Library("symm_overlap", "FRAGMENT")
+
+_OTHER_GRAPHS = (
+    "The call is in a graph of torch.compile. If another rank compiled other graphs, for example because only that "
+    "rank prints between a matmul and its collective, its collective is one of torch.distributed: compare "
+    "symm_overlap.inductor.report() of the ranks."
+)
 
 OPS: list[str] = []
 """Names of the ops defined here, without the namespace."""
@@ -85,9 +93,13 @@ def define(
 
 def _kernel(op: str, eager: Callable[..., Any], at: int) -> Callable[..., Any]:
     def run(*args: Any, note: str | None = None, **kwargs: Any) -> Any:
-        if note:
-            with applied(current().with_defaults(settings_in(note))):
-                return run(*args, **kwargs)
+        if note is not None:
+            try:
+                with applied(current().with_defaults(settings_in(note))) if note else nullcontext():
+                    return run(*args, **kwargs)
+            except dist.DistBackendError as error:
+                error.args = (f"{error} {_OTHER_GRAPHS}",)
+                raise
         calls.kernels = getattr(calls, "kernels", 0) + 1
         peers = Peers(args[at], current())
         try:

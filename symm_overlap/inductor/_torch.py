@@ -83,11 +83,14 @@ def with_pass(custom_pass: AnyPass) -> Iterator[None]:
     """Set the pass for everything that is compiled inside the block.
 
     The second setting compiles backward graphs inside the block too. Without it the first ``backward()`` compiles them,
-    perhaps after the block.
+    perhaps after the block. The third one avoids a defect of torch (2.13): the keys of autograd's cache do not tell
+    whether a DTensor holds the result of a collective that is still running. If the backward graph of one layer is in
+    the cache before the next layer is compiled, the next one may get a graph for other inputs. Inductor's own cache
+    stays.
     """
     with (
         inductor_config.patch(options_of(custom_pass)),
-        functorch_config.patch(force_non_lazy_backward_lowering=True),
+        functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False),
     ):
         yield
 

@@ -168,7 +168,8 @@ class Inputs:
         """Return the inputs in the layouts that the module wants, and the products of ``linears`` if they share one."""
         if self.positional and len(args) != len(self.positional):
             raise ValueError(
-                f"the module got {len(args)} positional inputs, but input_layouts describes {len(self.positional)}: "
+                "module inputs and input_layouts should have same length! "  # torch's words
+                f"The module got {len(args)} positional inputs, but input_layouts describes {len(self.positional)}: "
                 "name the others in input_kwarg_layouts, or use None for inputs that stay as they are"
             )
         offers: list[Offer] = []

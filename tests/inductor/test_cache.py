@@ -10,9 +10,18 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.distributed._functional_collectives import all_gather_tensor, reduce_scatter_tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
 import symm_overlap
 from symm_overlap.inductor.choices import Choices
@@ -135,3 +144,47 @@ def test_the_key_of_cached_graphs_depends_on_groups_choices_and_passes() -> None
     environment.cache_clear()
     assert OverlapPass(Choices(), before=own).uuid() not in (None, own.uuid())
     assert OverlapPass(Choices(), before=lambda graph: None).uuid() is None, "a pass without a key prevents caching"
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x + self.down(torch.relu(self.up(self.norm(x))))
+        return y
+
+
+def layers_one_by_one(me: Rank, folder: str) -> None:
+    """The first layer gets a DTensor whose collective is still running, the second one a finished DTensor."""
+    start_anew(folder)
+    torch.manual_seed(0)
+    rows = RowwiseParallel(output_layouts=Shard(1), use_local_output=False)
+    plan: dict[str, ParallelStyle] = {
+        "0": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1), use_local_output=False)
+    }
+    for layer in "12":
+        up = ColwiseParallel(input_layouts=Shard(1))
+        plan |= {f"{layer}.norm": SequenceParallel(), f"{layer}.up": up, f"{layer}.down": rows}
+    model = nn.Sequential(nn.Embedding(32, 16), Layer(), Layer())
+    parallelize_module(model, DeviceMesh.from_group(me.group, "cpu"), plan)
+    x = torch.randint(0, 32, (2, 8))
+
+    def run() -> list[Tensor]:
+        model.zero_grad()
+        y = model(x).full_tensor()
+        y.square().sum().backward()
+        return [y.detach(), *(parameter.grad.full_tensor() for parameter in model.parameters())]
+
+    expected = run()
+    for each in list(model)[1:]:
+        each.compile(fullgraph=True)
+    with symm_overlap.inductor.enabled(), comparing(False):
+        found = run()
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.slow
+def test_equal_layers_that_are_compiled_one_by_one(ranks: Pool, tmp_path: Any) -> None:
+    ranks.run(2, layers_one_by_one, str(tmp_path), timeout=240)

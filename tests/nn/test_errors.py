@@ -111,7 +111,9 @@ def calls(me: Rank) -> None:
     with pytest.raises(ValueError, match="cannot be shared evenly by 2 ranks"):
         norm(uneven)
     prepared = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
-    with pytest.raises(ValueError, match="got 0 positional inputs, but input_layouts describes 1"):
+    with pytest.raises(
+        ValueError, match="should have same length! The module got 0 positional inputs, but input_layouts describes 1"
+    ):
         parallelize_module(nn.Identity(), mesh, prepared)(input=torch.ones(2, 4))
     for layout in (Shard(1), Replicate()):
         plan = PrepareModuleInput(input_layouts=layout, desired_input_layouts=Replicate())
