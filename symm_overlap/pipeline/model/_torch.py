@@ -6,12 +6,13 @@ Fake tensors have shapes and dtypes but no memory. A dispatch mode sees every op
 from __future__ import annotations
 
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.pipelining.microbatch import TensorChunkSpec
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
 __all__ = [
+    "FakeTensor",
     "FakeTensorMode",
     "OpOverload",
     "TensorChunkSpec",

@@ -16,7 +16,7 @@ from torch import fx
 from ._torch import OpOverload
 from .calls import WHOLE_MODULE
 from .trace import Constant, Traced
-from .trace_error import TraceError
+from .trace_error import TraceError, line_of
 
 _KEPT = ("placeholder", "get_attr")  # inputs, parameters and buffers
 
@@ -121,11 +121,8 @@ class Copies:
 
 
 def _in_place_message(nodes: Sequence[fx.Node]) -> str:
-    trace = nodes[0].meta.get("stack_trace") or ""
-    lines = [line.strip() for line in trace.splitlines() if line.strip()]
-    where = f": {lines[-2]}: {lines[-1]}" if len(lines) > 1 else ""
     return (
-        f"{nodes[0]} changes a value in place that belongs to an earlier stage, or to several{where}. Values are "
-        "copied between stages, so other stages would not see the change: write it without in-place operators, or "
-        "cut elsewhere"
+        f"{nodes[0]} changes a value in place that belongs to an earlier stage, or to several{line_of(nodes[0])}. "
+        "Values are copied between stages, so other stages would not see the change: write it without in-place "
+        "operators, or cut elsewhere"
     )

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind
 
+from ._torch import FakeTensor
 from .calls import WHOLE_MODULE, Call, Flat, Recorder
 from .skeleton import Skeleton
-from .trace_error import PassedError, TraceError, failure_message
+from .trace_error import PassedError, TraceError, failure_message, line_of
 
 # Checks of dtypes. They would keep otherwise unused code alive.
 _NOT_COPIED = {torch.ops.aten._assert_tensor_metadata.default}
@@ -125,6 +126,8 @@ class _Copy:
                 copied.meta = dict(node.meta)
                 self._of[node] = copied
         self._graph.eliminate_dead_code(self._has_effects)
+        for node in self._graph.nodes:
+            _require_value(node)
         live = set(self._graph.nodes)
         calls = {node: calls for node, calls in self._calls.items() if node in live}
         layers = tuple(node for node in self._graph.nodes if node in calls and calls[node][0].name in self._layers)
@@ -177,3 +180,18 @@ class _Copy:
 
     def _has_effects(self, node: fx.Node) -> bool:
         return node.is_impure() or any(call.changed for call in self._calls.get(node, ()))
+
+
+def _require_value(node: fx.Node) -> None:
+    """Check that a constant is no tensor without memory: no stage could compute with it.
+
+    Raises:
+        TraceError: it is one. The model has taken it from the inside of a module, or past the tracer.
+    """
+    if isinstance(node.target, Constant) and isinstance(node.target.value, FakeTensor):
+        raise TraceError(
+            "the model uses a tensor that is computed with each batch, but does not pass through the results of its "
+            f"modules{line_of(next(iter(node.users)))}. It may be an attribute that a module sets in its forward, an "
+            "output that a hook keeps, or x.data. Let the module return it, use x.detach(), or cut without tracing "
+            "(trace=False)"
+        )

@@ -6,7 +6,7 @@ import linecache
 from collections.abc import Iterator, Mapping
 from types import FrameType
 
-from torch import nn
+from torch import fx, nn
 
 
 class TraceError(RuntimeError):
@@ -40,6 +40,13 @@ def failure_message(error: BaseException, model: nn.Module, names: Mapping[int, 
     if isinstance(error, PassedError):
         return f"{type(model).__name__} cannot be traced{where}\n  {reason}"
     return f"{type(model).__name__} cannot be traced{where}\n  {type(error).__name__}: {reason}\n{_REMEDY}"
+
+
+def line_of(node: fx.Node) -> str:
+    """Return a colon and the line of the model that a node comes from, or nothing if that is unknown."""
+    trace = node.meta.get("stack_trace") or ""
+    lines = [line.strip() for line in trace.splitlines() if line.strip()]
+    return f": {lines[-2]}: {lines[-1]}" if len(lines) > 1 else ""
 
 
 def _place(error: BaseException, names: Mapping[int, str]) -> str | None:
