@@ -45,13 +45,13 @@ class Experts(nn.Module):
 @pytest.mark.parametrize(
     ("how", "line"),
     [
-        ("attribute", r"return x \+ sum"),
-        ("without gradients", r"scale = self"),
-        ("data", r"return x \+ \(torch\.round\(x\) - x\)\.data"),
+        ("attribute", r": File .*test_trace_values\.py.*: return x \+ sum"),
+        ("without gradients", r"results of its modules"),
+        ("data", r": File .*test_trace_values\.py.*: return x \+ \(torch\.round\(x\) - x\)\.data"),
     ],
 )
 def test_a_tensor_past_the_results_of_modules_is_refused_with_its_line(how: str, line: str) -> None:
-    with pytest.raises(TraceError, match=r"does not pass through .*test_trace_values\.py, line.*" + line):
+    with pytest.raises(TraceError, match=r"does not pass through the .*" + line):
         Stages(Experts(how).double(), {"x": reals(2, WIDTH)}, (1, 1))
 
 
