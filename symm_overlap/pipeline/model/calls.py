@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ._torch import TorchDispatchMode, TreeSpec, tree_flatten, tree_unflatten
+from .custom_gradients import RefusedGradients
 from .trace_error import PassedError
 
 _CONSTANTS = (
@@ -164,13 +165,16 @@ class Recorder:
         self._modules = modules
         self._classes = {name: type(module) for name, module in modules.items()}
         self.calls: dict[int, Call] = {}
+        self._gradients = RefusedGradients()
 
     def __enter__(self) -> Recorder:
+        self._gradients.__enter__()
         for name, module in self._modules.items():
             module.__class__ = self._recording(name, type(module))
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._gradients.__exit__(*error)
         for name, module in self._modules.items():
             module.__class__ = self._classes[name]
         for number in self.calls:
@@ -195,7 +199,9 @@ class Recorder:
                 "caches of Hugging Face)"
             ) from None
         self.calls[number] = _calls[number] = Call(name, module, given, tensors)
+        self._gradients.allowed = True
         results = WHOLE_MODULE(tensors, number)
+        self._gradients.allowed = False
         returned = self.calls[number].returned
         assert returned is not None
         return returned.filled(results)

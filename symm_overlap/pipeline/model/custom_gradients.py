@@ -1,0 +1,53 @@
+"""Refuse gradients of the model's own between whole modules: the tracer records forwards alone.
+
+A stage would compute the forward of a ``torch.autograd.Function``, and torch's gradients of the operators in it. The
+hook of a tensor would not run at all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .trace_error import PassedError
+
+
+class RefusedGradients:
+    """While it is open, `torch.autograd.Function` and ``Tensor.register_hook`` are errors, unless ``allowed`` is set.
+
+    Functions of torch itself change no gradients, such as those of checkpoints, except if they communicate.
+    """
+
+    def __init__(self) -> None:
+        self.allowed = False
+        self._apply = vars(torch.autograd.Function)["apply"]
+        self._register_hook = Tensor.register_hook
+
+    def __enter__(self) -> None:
+        apply, register_hook = self._apply.__func__, self._register_hook
+
+        def apply_or_refuse(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+            own = not function.__module__.startswith("torch.") or function.__module__.startswith("torch.distributed.")
+            if own and torch.is_grad_enabled():
+                self._require_allowed(f"applies {function.__qualname__}, a torch.autograd.Function")
+            return apply(function, *args, **kwargs)
+
+        def register_or_refuse(tensor: Tensor, hook: Any) -> Any:
+            self._require_allowed("calls Tensor.register_hook")
+            return register_hook(tensor, hook)  # type: ignore[no-untyped-call]
+
+        torch.autograd.Function.apply = classmethod(apply_or_refuse)  # type: ignore[method-assign, assignment]
+        Tensor.register_hook = register_or_refuse  # type: ignore[method-assign]
+
+    def __exit__(self, *error: object) -> None:
+        torch.autograd.Function.apply = self._apply  # type: ignore[method-assign]
+        Tensor.register_hook = self._register_hook  # type: ignore[method-assign]
+
+    def _require_allowed(self, what: str) -> None:
+        if not self.allowed:
+            raise PassedError(
+                f"the model {what}, between its layers, where the tracer would lose the backward: move that into a "
+                "module that has no layers inside, or cut without tracing (trace=False)"
+            )

@@ -1,0 +1,71 @@
+"""Gradients of the model's own are right inside of modules. Between layers they would be lost, and are refused."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from symm_overlap.pipeline.model import TraceError
+from tests.pipeline.model.in_one_process import Stages
+from tests.pipeline.model.models import WIDTH, reals
+
+
+class Reverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return -3 * gradient
+
+
+class Reversing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return Reverse.apply(x)
+
+
+class Adversarial(nn.Module):
+    """A model that reverses gradients between its layers: itself, in a module, by a hook, or not at all."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.reverse = Reversing()
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[0](x)
+        if self.how == "function":
+            x = Reverse.apply(x)
+        elif self.how == "module":
+            x = self.reverse(x)
+        elif self.how == "hook":
+            x.register_hook(lambda gradient: -3 * gradient)
+        elif self.how == "without gradients":
+            with torch.no_grad():
+                x = x + Reverse.apply(x)
+        return checkpoint(self.layers[1], x, use_reentrant=False)
+
+
+@pytest.mark.parametrize(("how", "what"), [("function", "applies Reverse, a t"), ("hook", "calls Tensor.register_")])
+def test_a_gradient_of_the_models_own_between_layers_is_refused(how: str, what: str) -> None:
+    with pytest.raises(TraceError, match=rf"the model itself \(Adversarial\), .*\n.*\n  the model {what}"):
+        Stages(Adversarial(how).double(), {"x": reals(2, WIDTH)}, (1, 1))
+    assert Reverse.apply(torch.ones(2)).sum() == 2, "after the error, functions must work again"
+
+
+@pytest.mark.parametrize("how", ["module", "without gradients"])
+def test_in_a_module_or_without_gradients_it_is_right(how: str) -> None:
+    torch.manual_seed(0)
+    model, batch = Adversarial(how).double(), {"x": reals(2, WIDTH)}
+    whole = copy.deepcopy(model)
+    Stages(model, batch, (1, 1))().sum().backward()
+    whole(**batch).sum().backward()
+    for (name, one), (_, other) in zip(model.named_parameters(), whole.named_parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, msg=name)
