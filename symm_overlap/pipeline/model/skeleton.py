@@ -49,6 +49,6 @@ class Skeleton:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
     def _fake_of(self, tensor: Tensor, device: torch.device) -> Tensor:
-        with self.mode:
+        with self.mode, torch.inference_mode(False):
             fake = torch.empty_like(tensor, device=device, requires_grad=False)
             return nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake

@@ -91,8 +91,9 @@ def trace(
     returned: list[Flat] = []
     root = _Root(skeleton.model, batch, returned.append)
     names = {id(module): name for name, module in skeleton.model.named_modules()}
-    fakes = tuple(map(skeleton.fake, tensors.values()))
-    with Recorder(whole) as recorder:
+    # The graph is also for training, whatever the caller is doing: a no_grad() around it leaves no trace in the graph.
+    with torch.inference_mode(False), torch.enable_grad(), Recorder(whole) as recorder:
+        fakes = tuple(map(skeleton.fake, tensors.values()))
         try:
             program = torch.export.export(root, fakes, strict=False)
         except Exception as error:
