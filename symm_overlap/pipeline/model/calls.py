@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import itertools
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from ._torch import TorchDispatchMode, TreeSpec, tree_flatten, tree_unflatten
 from .custom_gradients import RefusedGradients
+from .environment import autocast_state
 from .trace_error import PassedError
 
 _CONSTANTS = (
@@ -71,6 +73,7 @@ class Call:
         module: the fake copy of the module.
         given: its arguments (args, kwargs).
         inputs: the tensors in the arguments.
+        autocast: the state of autocast in which the model calls it.
         returned: what it returns; known once it has run.
         changed: the indices of the tensors in its arguments that it changes in place.
         repeatable: it has no parameters, changes nothing and draws no random numbers, so several stages may call it.
@@ -80,6 +83,7 @@ class Call:
     module: nn.Module
     given: Flat
     inputs: list[Tensor]
+    autocast: tuple[tuple[str, torch.dtype], ...]
     returned: Flat | None = None
     changed: list[int] = field(default_factory=list)
     repeatable: bool = False
@@ -117,7 +121,9 @@ def _run_on_fakes(tensors: list[Tensor], call: int) -> list[Tensor]:
     leaves, spec = tree_flatten((args, kwargs))
     buffers = list(record.module.buffers())
     before = [tensor._version for tensor in (*tensors, *buffers)]
-    with _Random() as random:
+    with ExitStack() as stack, _Random() as random:
+        for device, dtype in record.autocast:  # torch turns it off below the operator
+            stack.enter_context(torch.autocast(device, dtype, cache_enabled=False))
         outputs = nn.Module.__call__(record.module, *args, **kwargs)
     after = [tensor._version for tensor in (*tensors, *buffers)]
     same_leaves, same_spec = tree_flatten((args, kwargs))
@@ -198,7 +204,7 @@ class Recorder:
                 "other ranks would have another one. Call the model such that it passes none (use_cache=False for the "
                 "caches of Hugging Face)"
             ) from None
-        self.calls[number] = _calls[number] = Call(name, module, given, tensors)
+        self.calls[number] = _calls[number] = Call(name, module, given, tensors, autocast_state())
         self._gradients.allowed = True
         results = WHOLE_MODULE(tensors, number)
         self._gradients.allowed = False

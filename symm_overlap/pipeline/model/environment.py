@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -12,8 +10,9 @@ from ..generators import generate
 from ..schedule import Schedule
 
 
-def autocast_state() -> Hashable:
-    """Return the state of autocast, which determines dtypes in the code around layers and in messages."""
+def autocast_state() -> tuple[tuple[str, torch.dtype], ...]:
+    """Return for which devices autocast is enabled, with its dtype. It determines the dtypes in the code around layers
+    and in messages."""
     return tuple(
         (device, torch.get_autocast_dtype(device)) for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)
     )

@@ -140,8 +140,10 @@ class _Copy:
         if node.op == "get_attr":
             value = operator.attrgetter(str(node.target))(self._program.graph_module)
             copied = self._graph.call_function(Constant(value))
-            if isinstance(value, fx.GraphModule) and (calls := self._inside(value)):
-                self._calls[copied] = tuple(calls)
+            if isinstance(value, fx.GraphModule):
+                _drop_checks(value)
+                if calls := self._inside(value):
+                    self._calls[copied] = tuple(calls)
             return copied
         copied = self._graph.node_copy(node, self._of.__getitem__)
         if node.target is WHOLE_MODULE:
@@ -181,6 +183,15 @@ class _Copy:
 
     def _has_effects(self, node: fx.Node) -> bool:
         return node.is_impure() or any(call.changed for call in self._calls.get(node, ()))
+
+
+def _drop_checks(module: fx.GraphModule) -> None:
+    for inner in module.modules():
+        if isinstance(inner, fx.GraphModule):
+            for node in list(inner.graph.nodes):
+                if node.target in _NOT_COPIED:
+                    inner.graph.erase_node(node)
+            inner.recompile()
 
 
 def _require_value(node: fx.Node) -> None:

@@ -39,3 +39,28 @@ def test_a_graph_that_was_traced_in_an_evaluation_has_the_gradients_of_training(
     stages().sum().backward()
     whole(**batch).sum().backward()
     torch.testing.assert_close(model.layers[0].weight.grad, whole.layers[0].weight.grad, rtol=0, atol=0)
+
+
+class Cast(nn.Module):
+    """A model that looks at the dtype that a module returns, and computes a part without autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.extra = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[0](x)
+        x = self.layers[1](x * 2 if x.dtype == torch.bfloat16 else x)
+        with torch.autocast("cpu", enabled=False):
+            y = self.extra(x.float()) @ x.t().float()
+        return x + y.mean()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_modules_have_the_dtypes_of_autocast_while_they_are_traced(enabled: bool) -> None:
+    torch.manual_seed(0)
+    model, batch = Cast(), {"x": reals(2, WIDTH).float()}
+    with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+        stages = Stages(model, batch, (1, 1))
+        torch.testing.assert_close(stages(), model(**batch), rtol=0, atol=0)
