@@ -105,15 +105,23 @@ class Parts:
         self.tied = tied(parameters)
         _warn_of_unused(skeleton, parameters)
         self._stages = [(Stage(module, index), module) for index, module in zip(self._own, modules, strict=True)]
-        self._model = self._state_dict = None
+        self._model = self._state_dict = self._init = None  # the function may be a method of the model
         if self._mode is not None:
-            self.train(self._mode)
+            self.train(self._mode, skeleton)
 
-    def train(self, mode: bool) -> None:
-        """Call ``module.train(mode)`` for all stages, now or once they are created."""
+    def train(self, mode: bool, skeleton: nn.Module) -> None:
+        """Call ``module.train(mode)`` for all stages, now or once they are created.
+
+        Args:
+            skeleton: a model with the same names, which is in this mode already. Its modules may be in another mode,
+                since a module around the layers may have its own ``train`` (frozen batch norms).
+        """
         self._mode = mode
-        for _, module in self._stages:
-            module.train(mode)
+        modes = {name: module.training for name, module in skeleton.named_modules(remove_duplicate=False)}
+        for _, stage in self._stages:
+            stage.train(mode)
+            for name, module in stage.named_modules(remove_duplicate=False):
+                module.training = modes.get(name, module.training)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the parameters with their names, each once."""

@@ -16,7 +16,7 @@ from .batch import Batch
 from .environment import autocast_state, device_of, schedule_for
 from .layers import Classes, layers_of
 from .parts import Parts
-from .sequential_cut import Names, SequentialCut
+from .sequential_cut import Names, SequentialCut, skeleton_of
 from .sizes import Costs, Partition
 from .stage_module import Tensors, shapes_of
 from .traced_cut import TracedCut
@@ -109,7 +109,7 @@ class PipelineModel:
             cut = TracedCut(model, layers, device_of(model, wanted), self.schedule, partition, costs)
         else:
             cut = SequentialCut(
-                model, layers, self.schedule, partition, costs, first=first, last=last, kwargs_of=kwargs_of
+                skeleton_of(model), layers, self.schedule, partition, costs, first=first, last=last, kwargs_of=kwargs_of
             )
         self._cut = cut
         rank = dist.get_rank(group)
@@ -194,7 +194,7 @@ class PipelineModel:
         """Set training or evaluation mode for all modules, as ``model.train(mode)`` does."""
         self._mode = mode
         self._cut.model.train(mode)
-        self._parts.train(mode)
+        self._parts.train(mode, self._cut.model)
         return self
 
     def eval(self) -> PipelineModel:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..schedule import Schedule
 from .batch import Entries
 from .layers import names_that_fit
 from .sizes import Costs, Partition, given_costs, size_of, sizes_of
+from .skeleton import Skeleton
 from .stage_module import Run, StageModule, Tensors
 from .traced_cut import Finish, loss_in
 
@@ -25,7 +27,7 @@ class SequentialCut:
     """See the top of this file. It has the interface of `TracedCut`.
 
     Args:
-        model: the whole model. Only its names and numbers of parameters are used.
+        model: the whole model or its skeleton. Its names, its numbers of parameters and its ``train`` are used.
         layers, first, last: names of modules, in the order in which they are called.
         kwargs_of: for names of modules, in which ``*`` matches anything but a dot, the entries of the batch that they
             get by keyword. All other entries go to the first module, in their order.
@@ -98,6 +100,15 @@ class SequentialCut:
             return loss_in(value) if loss_alone else finish(value, tensors)
 
         return run
+
+
+def skeleton_of(model: nn.Module) -> nn.Module:
+    """Return a copy of a model without memory, so that a rank keeps only its own part; or the model if it contains what
+    cannot be copied, such as a lock."""
+    try:
+        return Skeleton(model, torch.device("cpu")).model
+    except (TypeError, RuntimeError, NotImplementedError):
+        return model
 
 
 def _listed(names: Names) -> list[str]:
