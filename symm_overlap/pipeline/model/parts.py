@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..runtime import Stage
 from ..schedule import Schedule
-from .stage_module import StageModule
+from .stage_module import StageModule, has, place
 from .tied import Tied, all_names, names_of_part, tied
 from .values import Init, materialize
 
@@ -89,12 +89,12 @@ class Parts:
             stage = StageModule()
             inside, attributes = names[index]
             for name in sorted(inside, key=lambda name: name.count(".")):
-                if not stage.has(name):
-                    stage.place(name, model.get_submodule(name))
+                if not has(stage, name):
+                    place(stage, name, model.get_submodule(name))
             for name in attributes:
-                if not stage.has(name):
+                if not has(stage, name):
                     persistent = name in model.state_dict()
-                    stage.place(name, operator.attrgetter(name)(model), persistent)
+                    place(stage, name, operator.attrgetter(name)(model), persistent)
             stage.training = model.training
             modules.append(stage)
         materialize(modules, self._device, self._init, self._state_dict, self._names)

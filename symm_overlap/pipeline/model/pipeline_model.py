@@ -18,7 +18,7 @@ from .layers import Classes, layers_of
 from .parts import Parts
 from .sequential_cut import Names, SequentialCut, skeleton_of
 from .sizes import Costs, Partition
-from .stage_module import Tensors, shapes_of
+from .stage_module import Tensors, runs_of, shapes_of
 from .traced_cut import TracedCut
 from .values import Init
 
@@ -248,15 +248,16 @@ class PipelineModel:
         """Return the runtime for batches of these shapes: messages through symmetric memory have fixed shapes."""
         what = read.inputs.constants, read.target.constants, self._mode, returns, autocast_state()
         modules = {stage.index: module for stage, module in self._parts.modules()}
+        known = {index: runs_of(module) for index, module in modules.items()}
         shapes = []
         for tensors in self._microbatches(read):
             shapes.append(shapes_of(tensors))
-            if any((what, shapes[-1]) not in module.runs for module in modules.values()):
+            if any((what, shapes[-1]) not in runs.functions for runs in known.values()):
                 finish = self._finish(read, returns)
                 for index, run in self._cut.runs(modules, read.inputs, tensors, finish, loss_alone).items():
-                    modules[index].runs[what, shapes[-1]] = run
-        for module in modules.values():
-            module.what, module.shared = what, read.shared
+                    known[index].functions[what, shapes[-1]] = run
+        for runs in known.values():
+            runs.what, runs.shared = what, read.shared
         key = what, tuple(shapes)
         if key not in self._runtimes:
             self._runtimes[key] = PipelineRuntime(

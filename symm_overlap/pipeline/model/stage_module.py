@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -22,55 +22,73 @@ Run = Callable[[Sequence[Tensor], Tensors], Any]
 """Computes a stage's result from the tensors it received and from the tensors of the batch."""
 
 
+@dataclass
+class Runs:
+    """What a stage can run.
+
+    Attributes:
+        what: identifies the next calls: the constants of the batch, the mode, what is returned, and autocast. Together
+            with the shapes of the tensors of the batch, it selects the function to run.
+        shared: the tensors of the batch that all microbatches have.
+        functions: the functions to run, by ``(what, shapes_of(tensors))``.
+    """
+
+    what: Hashable = None
+    shared: Tensors = field(default_factory=dict)
+    functions: dict[Hashable, Run] = field(default_factory=dict)
+
+
 class StageModule(nn.Module):
     """The modules of one stage.
 
     ``forward(*received, **inputs)`` accepts the tensors that the previous stage returns, and all tensors of the batch
     that are cut into microbatches. It returns a tensor, or a tuple of tensors.
 
-    Attributes:
-        what: identifies the next calls: the constants of the batch, the mode, what is returned, and autocast. Together
-            with the shapes of the tensors of the batch, it selects the function to run.
-        shared: the tensors of the batch that all microbatches have.
-        runs: the functions to run, by ``(what, shapes_of(tensors))``.
+    All other names belong to the model's modules, parameters and buffers.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.what: Hashable = None
-        self.shared: Tensors = {}
-        self.runs: dict[Hashable, Run] = {}
-
-    def place(self, name: str, value: nn.Module | Tensor, persistent: bool = True) -> None:
-        """Register a module, a parameter or a buffer under the name that the whole model has for it."""
-        *path, last = name.split(".")
-        owner: nn.Module = self
-        for step in path:
-            if step not in dict(owner.named_children()):
-                owner.add_module(step, nn.Module())
-            owner = owner.get_submodule(step)
-        if isinstance(value, nn.Parameter):
-            owner.register_parameter(last, value)
-        elif isinstance(value, nn.Module):
-            owner.add_module(last, value)
-        else:
-            owner.register_buffer(last, value, persistent)
-
-    def has(self, name: str) -> bool:
-        """True if there is a module, a parameter or a buffer of that name."""
-        try:
-            operator.attrgetter(name)(self)
-        except AttributeError:
-            return False
-        return True
+        self._pipeline_runs = Runs()
 
     def forward(self, *received: Tensor, **inputs: Tensor) -> Any:
         """See the class."""
-        tensors = {**inputs, **self.shared}
+        runs = runs_of(self)
+        tensors = {**inputs, **runs.shared}
         shapes = shapes_of(tensors)
-        if (self.what, shapes) not in self.runs:
+        if (runs.what, shapes) not in runs.functions:
             raise RuntimeError(f"this stage was not cut for tensors of {shapes}: run it with PipelineModel.run_train")
-        return self.runs[self.what, shapes](received, tensors)
+        return runs.functions[runs.what, shapes](received, tensors)
+
+
+def runs_of(stage: StageModule) -> Runs:
+    """Return what a stage can run."""
+    return stage._pipeline_runs
+
+
+def place(stage: StageModule, name: str, value: nn.Module | Tensor, persistent: bool = True) -> None:
+    """Register a module, a parameter or a buffer under the name that the whole model has for it."""
+    *path, last = name.split(".")
+    owner: nn.Module = stage
+    for step in path:
+        if step not in dict(owner.named_children()):
+            owner.add_module(step, nn.Module())
+        owner = owner.get_submodule(step)
+    if isinstance(value, nn.Parameter):
+        owner.register_parameter(last, value)
+    elif isinstance(value, nn.Module):
+        owner.add_module(last, value)
+    else:
+        owner.register_buffer(last, value, persistent)
+
+
+def has(stage: StageModule, name: str) -> bool:
+    """True if there is a module, a parameter or a buffer of that name."""
+    try:
+        operator.attrgetter(name)(stage)
+    except AttributeError:
+        return False
+    return True
 
 
 def shapes_of(tensors: Tensors) -> Hashable:

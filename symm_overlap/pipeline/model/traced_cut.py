@@ -15,7 +15,7 @@ from .cut import Part, cut
 from .layers import is_inside, whole_modules
 from .sizes import Costs, Partition, layer_costs, sizes_of
 from .skeleton import Skeleton
-from .stage_module import Run, StageModule, Tensors, run_of
+from .stage_module import Run, StageModule, Tensors, has, place, run_of
 from .trace import Traced, trace
 
 Finish = Callable[[Any, Tensors], Any]
@@ -117,9 +117,9 @@ class TracedCut:
     def _complete(self, stage: StageModule, part: Part) -> None:
         """Add modules without parameters that the first batch did not need, such as dropout after an evaluation."""
         for name in (*part.modules, *part.attributes):
-            if name in self._spare and not stage.has(name):
-                stage.place(name, self._spare[name].train(stage.training))
-            elif not stage.has(name):
+            if name in self._spare and not has(stage, name):
+                place(stage, name, self._spare[name].train(stage.training))
+            elif not has(stage, name):
                 raise ValueError(
                     f"with this batch the model calls {name} in a stage that does not have it, since the first batch "
                     "did not call it. Pass build() a batch with which all modules are called"

@@ -13,7 +13,7 @@ from symm_overlap.pipeline.model.batch import Batch
 from symm_overlap.pipeline.model.cut import Part, cut
 from symm_overlap.pipeline.model.layers import layers_of, whole_modules
 from symm_overlap.pipeline.model.skeleton import Skeleton
-from symm_overlap.pipeline.model.stage_module import StageModule, run_of
+from symm_overlap.pipeline.model.stage_module import StageModule, has, place, run_of
 from symm_overlap.pipeline.model.trace import Traced, trace
 
 
@@ -40,10 +40,10 @@ class Stages:
         for part in self.parts:
             stage = StageModule()
             for name in part.modules:
-                stage.place(name, model.get_submodule(name))
+                place(stage, name, model.get_submodule(name))
             for name in part.attributes:
-                if not stage.has(name):
-                    stage.place(name, operator.attrgetter(name)(model))
+                if not has(stage, name):
+                    place(stage, name, operator.attrgetter(name)(model))
             self.modules.append(stage)
 
     def __call__(self) -> Any:
