@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,8 +61,14 @@ class Batch:
 
         Raises:
             TypeError: an entry is neither a tensor nor a constant, nor a list, tuple or dict of these.
-            ValueError: a tensor cannot be cut into so many microbatches.
+            ValueError: a tensor cannot be cut into so many microbatches, tensors have different sizes along the
+                dimensions that they are cut by default, or ``dims`` names an entry that the batch does not have.
         """
+        if unknown := dims.keys() - batch.keys() - {target}:
+            raise ValueError(
+                f"batch_dims names {', '.join(sorted(unknown))}, which the batch does not have: it has "
+                f"{', '.join(batch)}. Pass None for an entry that this batch does not need"
+            )
         cut: dict[str, tuple[Tensor, int]] = {}
         shared: dict[str, Tensor] = {}
         for key, value in batch.items():
@@ -80,6 +86,10 @@ class Batch:
                     cut[name] = tensor, dim
         if not cut:
             raise ValueError("the batch has no tensor that could be cut into microbatches")
+        if microbatches > 1:
+            _require_equal_sizes(
+                cut, {name for key in batch.keys() - dims.keys() for name in _tensors({key: batch[key]})}
+            )
         inputs = {key: value for key, value in batch.items() if key != target}
         return Batch(_entries(inputs), _entries({key: batch[key] for key in batch if key == target}), cut, shared)
 
@@ -87,6 +97,22 @@ class Batch:
         """Return for each microbatch the tensors that were cut, by name."""
         split = {name: tensor.tensor_split(count, dim) for name, (tensor, dim) in self.cut.items()}
         return [{name: parts[index] for name, parts in split.items()} for index in range(count)]
+
+
+def _require_equal_sizes(cut: Mapping[str, tuple[Tensor, int]], by_default: Collection[str]) -> None:
+    """Check that tensors of other sizes than the rest are cut only if the caller says so. They may have no samples at
+    all, such as a weight for each class.
+
+    Raises:
+        ValueError: one of ``by_default`` has another size.
+    """
+    sizes = {name: tensor.shape[dim] for name, (tensor, dim) in cut.items()}
+    if len(set(sizes.values())) > 1 and not sizes.keys().isdisjoint(by_default):
+        raise ValueError(
+            "the tensors of the batch have different sizes along the dimensions in which they are cut into "
+            f"microbatches: {', '.join(f'{name} has {size}' for name, size in sizes.items())}. Give batch_dims= with "
+            "None for those that every microbatch needs all of, and with a dimension for all others"
+        )
 
 
 def _entries(batch: Mapping[str, Any]) -> Entries:

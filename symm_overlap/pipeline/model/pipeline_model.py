@@ -52,7 +52,7 @@ class PipelineModel:
         costs: "flops" counts the FLOPs of each layer's forward, "parameters" counts parameters; or a number for each
             layer, or `LayerCosts`. Modules before and after the layers count with the first and the last layer.
         batch_dims: for entries of the batch, the dimension along which each is cut into microbatches, or None if every
-            microbatch needs all of it. By default 0.
+            microbatch needs all of it. By default 0, if all have the same size.
         device: where parameters go. By default they stay where they are, and parameters on the meta device go to
             torch's default device.
         init: called with each module on the meta device whose own tensors need values. By default the module's
