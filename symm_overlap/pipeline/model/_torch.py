@@ -5,7 +5,7 @@ Fake tensors have shapes and dtypes but no memory. A dispatch mode sees every op
 
 from __future__ import annotations
 
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.pipelining.microbatch import TensorChunkSpec
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,6 +14,7 @@ from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_wit
 __all__ = [
     "FakeTensor",
     "FakeTensorMode",
+    "HigherOrderOperator",
     "OpOverload",
     "TensorChunkSpec",
     "TorchDispatchMode",

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._torch import TorchDispatchMode, TreeSpec, tree_flatten, tree_unflatten
+from ._torch import OpOverload, TorchDispatchMode, TreeSpec, tree_flatten, tree_unflatten
 from .custom_gradients import RefusedGradients
 from .environment import autocast_state
 from .trace_error import PassedError
+from .writes import arguments
 
 _CONSTANTS = (
     bool, int, float, complex, str, bytes, type(None), type(...), type, slice, range, enum.Enum,
@@ -76,6 +77,7 @@ class Call:
         autocast: the state of autocast in which the model calls it.
         returned: what it returns; known once it has run.
         changed: the indices of the tensors in its arguments that it changes in place.
+        updated: the names of the module's buffers that it changes.
         repeatable: it has no parameters, changes nothing and draws no random numbers, so several stages may call it.
     """
 
@@ -86,6 +88,7 @@ class Call:
     autocast: tuple[tuple[str, torch.dtype], ...]
     returned: Flat | None = None
     changed: list[int] = field(default_factory=list)
+    updated: list[str] = field(default_factory=list)
     repeatable: bool = False
 
     def run(self, tensors: Sequence[Tensor]) -> Any:
@@ -102,16 +105,50 @@ _LIBRARY = torch.library.Library("symm_overlap_pipeline", "DEF")
 _LIBRARY.define("whole_module(Tensor[] tensors, int call) -> Tensor[]")
 
 
-class _Random(TorchDispatchMode):
-    """Detects operators that draw random numbers."""
+class _Watch(TorchDispatchMode):
+    """Notes what operators do: whether they draw random numbers, and which memory they write to."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.seen = False
+        self.random = False
+        self.written: set[Any] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen = self.seen or torch.Tag.nondeterministic_seeded in func.tags
+        self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
+        if isinstance(func, OpOverload):
+            changed = [value for value, _, writes in arguments(func, args, kwargs or {}) if writes]
+            self.written.update(_memory(leaf) for leaf in tree_flatten(changed)[0] if isinstance(leaf, Tensor))
         return func(*args, **(kwargs or {}))
+
+
+def _memory(tensor: Tensor) -> Any:
+    return tensor.untyped_storage()._cdata
+
+
+def _watched(record: Call, args: Any, kwargs: Any) -> tuple[Any, _Watch, list[str]]:
+    """Call the fake module. Return what it returns, what it does, and the names of the buffers that it changes."""
+    before = dict(record.module.named_buffers(remove_duplicate=False))
+    with ExitStack() as stack, _Watch() as watch:
+        for device, dtype in record.autocast:  # torch turns it off below the operator
+            stack.enter_context(torch.autocast(device, dtype, cache_enabled=False))
+        outputs = nn.Module.__call__(record.module, *args, **kwargs)
+    after = dict(record.module.named_buffers(remove_duplicate=False))
+    changed = [n for n, old in before.items() if after.get(n) is not old or _memory(old) in watch.written]
+    return outputs, watch, changed
+
+
+def _learns(record: Call, args: Any, kwargs: Any) -> bool:
+    """True if the module changes its buffers in training, as a norm does: then it must have one copy in evaluation."""
+    modes = {module: module.training for module in record.module.modules()}
+    if all(modes.values()) or next(record.module.buffers(), None) is None:
+        return False
+    try:
+        for module in modes:
+            module.training = True
+        return bool(_watched(record, args, kwargs)[2])
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def _run_on_fakes(tensors: list[Tensor], call: int) -> list[Tensor]:
@@ -119,13 +156,7 @@ def _run_on_fakes(tensors: list[Tensor], call: int) -> list[Tensor]:
     record = _calls[call]
     args, kwargs = record.given.filled(tensors)
     leaves, spec = tree_flatten((args, kwargs))
-    buffers = list(record.module.buffers())
-    before = [tensor._version for tensor in (*tensors, *buffers)]
-    with ExitStack() as stack, _Random() as random:
-        for device, dtype in record.autocast:  # torch turns it off below the operator
-            stack.enter_context(torch.autocast(device, dtype, cache_enabled=False))
-        outputs = nn.Module.__call__(record.module, *args, **kwargs)
-    after = [tensor._version for tensor in (*tensors, *buffers)]
+    outputs, watch, record.updated = _watched(record, args, kwargs)
     same_leaves, same_spec = tree_flatten((args, kwargs))
     if same_spec != spec or any(a is not b for a, b in zip(leaves, same_leaves, strict=True)):
         raise PassedError(
@@ -133,9 +164,10 @@ def _run_on_fakes(tensors: list[Tensor], call: int) -> list[Tensor]:
             "on other ranks would not see the change. Let it return a new value, or call the model such that it keeps "
             "nothing (use_cache=False in models of Hugging Face)"
         )
-    record.changed = [index for index in range(len(tensors)) if before[index] != after[index]]
+    record.changed = [index for index, tensor in enumerate(tensors) if _memory(tensor) in watch.written]
+    same = not record.changed and not record.updated and not watch.random
     alone = next(record.module.parameters(), None) is None
-    record.repeatable = alone and before == after and not random.seen
+    record.repeatable = alone and same and not _learns(record, args, kwargs)
     try:
         record.returned, results = Flat.of(outputs)
     except TypeError as error:

@@ -15,7 +15,8 @@ from torch import fx
 
 from ._torch import OpOverload
 from .calls import WHOLE_MODULE
-from .trace import Constant, Traced
+from .effects import Constant, touched, uses_statistics
+from .trace import Traced
 from .trace_error import TraceError, line_of
 
 _KEPT = ("placeholder", "get_attr")  # inputs, parameters and buffers
@@ -48,24 +49,7 @@ class Copies:
 
     def _changed_by(self, node: fx.Node) -> list[fx.Node]:
         """Return the arguments that a node changes. Note which of its arguments share memory with what it returns."""
-        shared: list[fx.Node] = []
-        changed: list[fx.Node] = []
-        if node.target is operator.getitem:
-            shared = node.all_input_nodes
-        elif node.target is WHOLE_MODULE:
-            (tensors, _) = node.args
-            assert isinstance(tensors, (list, tuple))
-            changed = [
-                each for index in self._traced.calls[node][0].changed if isinstance(each := tensors[index], fx.Node)
-            ]
-        elif isinstance(node.target, OpOverload):
-            for place, argument in enumerate(node.target._schema.arguments):
-                value = node.kwargs.get(argument.name) if place >= len(node.args) else node.args[place]
-                if argument.alias_info is not None:
-                    values = value if isinstance(value, (list, tuple)) else (value,)
-                    nodes = [each for each in values if isinstance(each, fx.Node)]
-                    shared += nodes
-                    changed += nodes if argument.alias_info.is_write else []
+        shared, changed = touched(node)
         for other in (*shared, *changed):
             self._unite(node, other)
         return changed
@@ -102,7 +86,7 @@ class Copies:
         if node.target is WHOLE_MODULE:
             return self._traced.calls[node][0].repeatable
         if isinstance(node.target, OpOverload):
-            return torch.Tag.nondeterministic_seeded not in node.target.tags
+            return torch.Tag.nondeterministic_seeded not in node.target.tags and not uses_statistics(node)
         return node.target is operator.getitem or isinstance(node.target, Constant)
 
     def require_whole(self, stage_of: Mapping[fx.Node, int]) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, fx
 
 from .calls import Call
 from .copies import Copies
+from .effects import has_effects
 from .trace import Traced
 from .trace_error import TraceError
 
@@ -38,6 +39,13 @@ class Part:
     inputs: tuple[str, ...]
     calls: dict[fx.Node, tuple[Call, ...]]
     attributes: tuple[str, ...]
+
+    @property
+    def buffers(self) -> set[str]:
+        """The names of the buffers of its modules, and of its attributes."""
+        calls = [call for calls in self.calls.values() for call in calls]
+        inside = {f"{call.name}.{n}" for call in calls for n, _ in call.module.named_buffers(remove_duplicate=False)}
+        return inside | set(self.attributes)
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -95,7 +103,7 @@ class _Cut:
         return needed, until
 
     def _has_effects(self, node: fx.Node) -> bool:
-        return node.is_impure() or any(call.changed for call in self._traced.calls.get(node, ()))
+        return has_effects(node, self._traced.calls.get(node, ()))
 
     def parts(self) -> list[Part]:
         returned: list[list[fx.Node]] = []
@@ -110,9 +118,32 @@ class _Cut:
                         "tensors can pass between stages. Compute it from the batch, or cut elsewhere"
                     )
         returned.append(self._outputs)
-        return [
+        parts = [
             self._part(stage, returned[stage - 1] if stage else [], returned[stage]) for stage in range(self._stages)
         ]
+        self._require_one_copy(parts)
+        return parts
+
+    def _require_one_copy(self, parts: Sequence[Part]) -> None:
+        """Check that no buffer that is changed is in several stages: each would have its own copy.
+
+        Raises:
+            TraceError: one is.
+        """
+        groups = (group for _, group in self._copies.changing)
+        changed = {str(node.target) for group in groups for node in group if node.op == "get_attr"}
+        for calls in self._traced.calls.values():
+            changed.update(f"{call.name}.{name}" for call in calls for name in call.updated)
+        found: set[str] = set()
+        for part in parts:
+            held = changed & part.buffers
+            if again := sorted(held & found):
+                raise TraceError(
+                    f"the model changes the buffer {again[0]}, and several stages use it: each has a copy of its own, "
+                    "and would not see the changes of others. Use it in one layer alone, let that layer return the "
+                    "value, or cut elsewhere"
+                )
+            found |= held
 
     def _part(self, stage: int, received: Sequence[fx.Node], returned: Sequence[fx.Node]) -> Part:
         graph = fx.Graph()

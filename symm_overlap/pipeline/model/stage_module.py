@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from .calls import WHOLE_MODULE, Call, Flat
 from .cut import Part
-from .trace import Constant
+from .effects import Constant
 
 Tensors = dict[str, Tensor]
 Run = Callable[[Sequence[Tensor], Tensors], Any]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -17,23 +16,12 @@ from torch.export.graph_signature import InputKind
 
 from ._torch import FakeTensor
 from .calls import WHOLE_MODULE, Call, Flat, Recorder
+from .effects import Constant, has_effects
 from .skeleton import Skeleton
 from .trace_error import PassedError, TraceError, failure_message, line_of
 
 # Checks of dtypes. They would keep otherwise unused code alive.
 _NOT_COPIED = {torch.ops.aten._assert_tensor_metadata.default}
-
-
-@dataclass(frozen=True, eq=False)
-class Constant:
-    """The target of a node that returns a value which the tracer found in the model's code."""
-
-    value: Any
-
-    def __call__(self) -> Any:
-        return self.value
-
-    __name__ = "constant"
 
 
 @dataclass(frozen=True)
@@ -179,10 +167,11 @@ class _Copy:
     def _call_of(self, node: fx.Node) -> Call:
         number = node.args[1]
         assert isinstance(number, int)
+        node.meta["call"] = self._numbered[number]
         return self._numbered[number]
 
     def _has_effects(self, node: fx.Node) -> bool:
-        return node.is_impure() or any(call.changed for call in self._calls.get(node, ()))
+        return has_effects(node, self._calls.get(node, ()))
 
 
 def _drop_checks(module: fx.GraphModule) -> None:
