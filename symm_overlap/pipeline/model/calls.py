@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ._torch import OpOverload, TorchDispatchMode, TreeSpec, tree_flatten, tree_unflatten
 from .custom_gradients import RefusedGradients
 from .environment import autocast_state
+from .state import State
 from .trace_error import PassedError
 from .writes import arguments
 
@@ -194,13 +195,14 @@ class Recorder:
 
     Args:
         modules: the whole modules by name, all of one skeleton. Their classes are replaced while the recorder is open.
+        state: the state of the skeleton.
 
     Attributes:
         calls: the recorded calls, by their number in the graph.
     """
 
-    def __init__(self, modules: dict[str, nn.Module]) -> None:
-        self._modules = modules
+    def __init__(self, modules: dict[str, nn.Module], state: State) -> None:
+        self._modules, self._state = modules, state
         self._classes = {name: type(module) for name, module in modules.items()}
         self.calls: dict[int, Call] = {}
         self._gradients = RefusedGradients()
@@ -237,9 +239,11 @@ class Recorder:
                 "caches of Hugging Face)"
             ) from None
         self.calls[number] = _calls[number] = Call(name, module, given, tensors, autocast_state())
+        self._state.require_same(module)
         self._gradients.allowed = True
         results = WHOLE_MODULE(tensors, number)
         self._gradients.allowed = False
+        self._state.note(module)
         returned = self.calls[number].returned
         assert returned is not None
         return returned.filled(results)

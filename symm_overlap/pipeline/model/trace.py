@@ -18,6 +18,7 @@ from ._torch import FakeTensor
 from .calls import WHOLE_MODULE, Call, Flat, Recorder
 from .effects import Constant, has_effects
 from .skeleton import Skeleton
+from .state import State
 from .trace_error import PassedError, TraceError, failure_message, line_of
 
 # Checks of dtypes. They would keep otherwise unused code alive.
@@ -45,13 +46,15 @@ class Traced:
 class _Root(nn.Module):
     """A model as a function from the tensors of a batch to tensors."""
 
-    def __init__(self, model: nn.Module, batch: Flat, returned: Callable[[Flat], None]) -> None:
+    def __init__(self, model: nn.Module, batch: Flat, state: State, returned: Callable[[Flat], None]) -> None:
         super().__init__()
-        self.model, self.batch = model, batch
+        self.model, self.batch, self.state = model, batch, state
         self.returned = returned  # a function, since export reverts assignments to attributes
 
     def forward(self, *tensors: Tensor) -> list[Tensor]:
+        self.state.begin()
         returned = self.model(**self.batch.filled(tensors))
+        self.state.end()
         try:
             flat, results = Flat.of(returned)
         except TypeError as error:
@@ -77,10 +80,11 @@ def trace(
         TraceError: the model cannot be traced; the message says where, and what to do.
     """
     returned: list[Flat] = []
-    root = _Root(skeleton.model, batch, returned.append)
+    state = State(skeleton.model, whole)
+    root = _Root(skeleton.model, batch, state, returned.append)
     names = {id(module): name for name, module in skeleton.model.named_modules()}
     # The graph is also for training, whatever the caller is doing: a no_grad() around it leaves no trace in the graph.
-    with torch.inference_mode(False), torch.enable_grad(), Recorder(whole) as recorder:
+    with torch.inference_mode(False), torch.enable_grad(), Recorder(whole, state) as recorder:
         fakes = tuple(map(skeleton.fake, tensors.values()))
         try:
             program = torch.export.export(root, fakes, strict=False)

@@ -1,0 +1,72 @@
+"""What a model's own code sets on modules is missing when the stages run, so it is refused. Modules may set theirs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from symm_overlap.pipeline.model import TraceError
+from tests.pipeline.model.in_one_process import Stages
+from tests.pipeline.model.models import WIDTH, reals
+
+
+class Layer(nn.Module):
+    """A layer that keeps a cache and counts its calls, and that uses an attribute which others set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.gate: Tensor | None = None
+        self.table: Tensor | None = None
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.table is None:
+            self.table = torch.arange(WIDTH, dtype=x.dtype)
+        return self.linear(x) * self.table + (0 if self.gate is None else self.gate)
+
+
+class Setting(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.steps = how, 0
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "counter":
+            self.steps += 1
+        elif self.how == "buffer":
+            self.mean = 0.9 * self.mean + x.detach().mean(0)
+        elif self.how == "layer":
+            self.layers[1].gate = x.abs()
+        elif self.table is None:
+            self.table = torch.arange(WIDTH, dtype=x.dtype)
+        for layer in self.layers:
+            x = layer(x) + self.mean + self.steps
+        return x if self.table is None else x * self.table
+
+
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        ("counter", r"steps in its forward"),
+        ("buffer", r"mean in its forward, and the stages would use the old value: change a buffer in place"),
+        ("layer", r"layers\.1\.gate, an attribute inside a layer"),
+    ],
+)
+def test_state_that_a_model_sets_between_layers_is_refused(how: str, what: str) -> None:
+    with pytest.raises(TraceError, match=f"the model sets {what}"):
+        Stages(Setting(how).double(), {"x": reals(2, WIDTH)}, (1, 1))
+
+
+def test_caches_and_the_state_of_layers_are_right() -> None:
+    torch.manual_seed(0)
+    model, batch = Setting("cache").double(), {"x": reals(2, WIDTH)}
+    stages = Stages(model, batch, (1, 1))
+    found = stages()
+    assert [layer.calls for layer in model.layers] == [1, 1]
+    torch.testing.assert_close(found, model(**batch), rtol=0, atol=0)
