@@ -1,4 +1,4 @@
-"""Refuse gradients of the model's own between whole modules: the tracer records forwards alone.
+"""Refuse gradients of the model's own around whole modules: the tracer records forwards alone.
 
 A stage would compute the forward of a ``torch.autograd.Function``, and torch's gradients of the operators in it. The
 hook of a tensor would not run at all.
@@ -6,12 +6,27 @@ hook of a tensor would not run at all.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .trace_error import PassedError
+from .trace_error import PassedError, TraceError
+
+
+def require_no_backward_hooks(modules: Mapping[str, nn.Module]) -> None:
+    """Check that the modules around the layers have no backward hooks, which would not run.
+
+    Raises:
+        TraceError: one has.
+    """
+    for name, module in modules.items():
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise TraceError(
+                f"{name or 'the model itself'} ({type(module).__name__}) has a backward hook, which would not run: no "
+                "stage has all of the module. Register it on layers, or on modules without layers inside"
+            )
 
 
 class RefusedGradients:

@@ -25,13 +25,16 @@ class State:
     Args:
         model: the model.
         whole: its whole modules by name.
+
+    Attributes:
+        around: the modules around the whole modules, by name.
     """
 
     def __init__(self, model: nn.Module, whole: Mapping[str, nn.Module]) -> None:
         self._names = {module: name for name, module in model.named_modules()}
         self._whole = whole
         inside = {inner for module in whole.values() for inner in module.modules()}
-        self._around = [module for module in self._names if module not in inside]
+        self.around = {name: module for module, name in self._names.items() if module not in inside}
         self._known: dict[nn.Module, dict[str, Any]] = {}
 
     def begin(self) -> None:
@@ -63,7 +66,7 @@ class State:
         """
         for module in self._whole.values():
             self.require_same(module)
-        for module in self._around:
+        for module in self.around.values():
             for name in self._changed(module):
                 if self._known[module].get(name) is not None:
                     raise PassedError(

@@ -16,6 +16,7 @@ from torch.export.graph_signature import InputKind
 
 from ._torch import FakeTensor
 from .calls import WHOLE_MODULE, Call, Flat, Recorder
+from .custom_gradients import require_no_backward_hooks
 from .effects import Constant, has_effects
 from .skeleton import Skeleton
 from .state import State
@@ -81,6 +82,7 @@ def trace(
     """
     returned: list[Flat] = []
     state = State(skeleton.model, whole)
+    require_no_backward_hooks(state.around)
     root = _Root(skeleton.model, batch, state, returned.append)
     names = {id(module): name for name, module in skeleton.model.named_modules()}
     # The graph is also for training, whatever the caller is doing: a no_grad() around it leaves no trace in the graph.

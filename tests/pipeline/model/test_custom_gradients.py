@@ -69,3 +69,13 @@ def test_in_a_module_or_without_gradients_it_is_right(how: str) -> None:
     whole(**batch).sum().backward()
     for (name, one), (_, other) in zip(model.named_parameters(), whole.named_parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, msg=name)
+
+
+@pytest.mark.parametrize("name", ["", "layers"])
+def test_a_backward_hook_around_layers_is_refused(name: str) -> None:
+    model, batch = Adversarial("module").double(), {"x": reals(2, WIDTH)}
+    model.layers[0].register_full_backward_hook(lambda module, before, after: None)
+    Stages(copy.deepcopy(model), batch, (1, 1))
+    model.get_submodule(name).register_full_backward_pre_hook(lambda module, gradients: (2 * gradients[0],))
+    with pytest.raises(TraceError, match=rf"^{name or 'the model itself'} \(\w+\) has a backward hook"):
+        Stages(model, batch, (1, 1))
