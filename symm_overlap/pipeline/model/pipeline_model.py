@@ -183,12 +183,12 @@ class PipelineModel:
         returned = runtime.eval(**_tensors(read))
         if returned is None:
             return None
-        leaves, spec = tree_flatten(returned)
+        leaves = self._spec.flatten_up_to(returned)  # a constant may have become a list of the microbatches' constants
         means = [
             leaf.mean() if scalar and leaf.is_floating_point() else leaf
             for leaf, scalar in zip(leaves, self._scalars, strict=True)
         ]
-        return tree_unflatten(means, spec)
+        return tree_unflatten(means, self._spec)
 
     def train(self, mode: bool = True) -> PipelineModel:
         """Set training or evaluation mode for all modules, as ``model.train(mode)`` does."""
@@ -279,7 +279,8 @@ class PipelineModel:
             if returns == "loss" and self._loss is not None:
                 (given,) = target.filled(tensors).values()
                 result = self._loss(output, given)
-            self._scalars = [isinstance(leaf, Tensor) and not leaf.dim() for leaf in tree_flatten(result)[0]]
+            leaves, self._spec = tree_flatten(result)
+            self._scalars = [isinstance(leaf, Tensor) and not leaf.dim() for leaf in leaves]
             return result
 
         return finish

@@ -52,6 +52,7 @@ class TracedCut:
         self._partition, self._costs = partition, costs
         self.sizes: tuple[int, ...] = ()
         self._order: tuple[str, ...] = ()
+        self._names: list[tuple[str, ...]] = []  # for each stage, what it has
 
     def modules(self, inputs: Entries, tensors: Tensors) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
         """Return for each stage the names of its whole modules, and of its own parameters and buffers.
@@ -66,7 +67,9 @@ class TracedCut:
         self._order = _layers_of(traced)
         costs = layer_costs(self._costs, traced, self._skeleton)
         self.sizes = sizes_of(self._partition, self._order, self._schedule, costs)
-        return [self._names_of(part) for part in cut(traced, self.sizes)]
+        names = [self._names_of(part) for part in cut(traced, self.sizes)]
+        self._names = [(*modules, *attributes) for modules, attributes in names]
+        return names
 
     def _names_of(self, part: Part) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """See `modules`. For a parameter that a whole module owns, the module is listed: it can initialise the
@@ -97,6 +100,7 @@ class TracedCut:
             )
         outputs = [_index_of_loss(traced)] if loss_alone else None
         parts = cut(traced, self.sizes, outputs)
+        self._require_names(parts)
         found: dict[int, Run] = {}
         for index, stage in stages.items():
             part = parts[index]
@@ -116,10 +120,20 @@ class TracedCut:
 
     def _complete(self, stage: StageModule, part: Part) -> None:
         """Add modules without parameters that the first batch did not need, such as dropout after an evaluation."""
-        for name in (*part.modules, *part.attributes):
+        for name in part.modules:
             if name in self._spare and not has(stage, name):
                 place(stage, name, self._spare[name].train(stage.training))
-            elif not has(stage, name):
+
+    def _require_names(self, parts: Sequence[Part]) -> None:
+        """Check all stages, also those of other ranks, so that all ranks raise the same error.
+
+        Raises:
+            ValueError: a stage does not have what it needs.
+        """
+        for part, names in zip(parts, self._names, strict=True):
+            for name in (*part.modules, *part.attributes):
+                if name in self._spare or any(is_inside(name, other) for other in names):
+                    continue
                 raise ValueError(
                     f"with this batch the model calls {name} in a stage that does not have it, since the first batch "
                     "did not call it. Pass build() a batch with which all modules are called"
