@@ -45,7 +45,7 @@ def materialize(
                     _set(module, name, made.setdefault(id(tensor), _with_memory(tensor, device)))
         missing = fresh - _load(stage, fresh, state_dict or {}, names)
         _initialize(stage, missing, init)
-        _require_values(stage, missing)
+        _require_values(stage, missing, {id(tensor) for tensor in made.values()})
         _load(stage, fresh, state_dict or {}, names)  # init may have overwritten loaded tensors of the same module
 
 
@@ -71,9 +71,10 @@ def _with_memory(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _unset(tensor: Tensor) -> float | int | None:
+    """Return the value that marks an element as not set, or None if all values of the dtype are usual ones."""
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         return float("nan")
-    return None if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).min
+    return torch.iinfo(tensor.dtype).min or None if tensor.dtype != torch.bool else None
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -116,17 +117,18 @@ def _initialize(stage: StageModule, missing: set[str], init: Init | None) -> Non
                     reset()
 
 
-def _require_values(stage: StageModule, missing: set[str]) -> None:
+def _has_value(tensor: Tensor, allocated: set[int]) -> bool:
+    unset, local = _unset(tensor), _local(tensor)
+    if unset is None:  # nothing has written to it
+        return id(tensor) not in allocated or tensor._version > 0
+    return not bool((local.isnan() if isinstance(unset, float) else local == unset).any())
+
+
+def _require_values(stage: StageModule, missing: set[str], allocated: set[int]) -> None:
     for prefix, module in stage.named_modules():
         for name, tensor in _own(module):
             full = f"{prefix}.{name}" if prefix else name
-            unset = _unset(tensor)
-            if full not in missing or unset is None or not tensor.numel():
-                continue
-            local = _local(tensor)
-            if bool(
-                (local.isnan() if local.dtype.is_floating_point or local.dtype.is_complex else local == unset).any()
-            ):
+            if full in missing and tensor.numel() and not _has_value(tensor, allocated):
                 raise ValueError(
                     f"{full} ({type(module).__name__}) was on the meta device and has got no value: give init=, a "
                     "function that is called with each such module and sets its parameters and buffers, or a "

@@ -102,6 +102,39 @@ def test_a_parameter_that_gets_no_value_is_named_on_every_rank(ranks: Pool) -> N
     ranks.run(2, without_a_value)
 
 
+class Masks(nn.Linear):
+    """A layer with buffers whose dtypes have no value that is never used."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.register_buffer("mask", torch.zeros(4, dtype=torch.uint8))
+        self.register_buffer("flags", torch.zeros(4, dtype=torch.bool))
+
+
+def masked(me: Rank, forgotten: str) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(Masks(), Masks())
+
+    def init(module: nn.Module) -> None:
+        module.reset_parameters()
+        for name, buffer in module.named_buffers():
+            if name != forgotten:
+                buffer.zero_()
+
+    pipe = PipelineModel(model, num_microbatches=2, group=me.group, init=init)
+    if forgotten:
+        with pytest.raises(ValueError, match=rf"^{me.rank}\.{forgotten} \(Masks\) was on the meta device"):
+            pipe.build(input=torch.ones(2, 4))
+    else:
+        pipe.build(input=torch.ones(2, 4))
+        assert not any(buffer.any() for stage in pipe.stages for buffer in stage.module.buffers())
+
+
+@pytest.mark.parametrize("forgotten", ["", "mask", "flags"])
+def test_zeros_are_a_value_and_what_nothing_has_written_to_is_none(ranks: Pool, forgotten: str) -> None:
+    ranks.run(2, masked, forgotten)
+
+
 def shapes_differ(me: Rank) -> None:
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
