@@ -133,8 +133,9 @@ class Parts:
                     yield name, parameter
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state dict of all stages together."""
-        return {name: value for _, module in self.modules() for name, value in module.state_dict().items()}
+        """Return the state dict of all stages together, with all names of tied parameters."""
+        found = {name: value for _, module in self.modules() for name, value in module.state_dict().items()}
+        return {other: value for name, value in found.items() for other in (name, *self._names.get(name, ()))}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool) -> None:
         """See `PipelineModel.load_state_dict`."""

@@ -210,7 +210,8 @@ class PipelineModel:
         return self._parts.named_parameters()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state dict of this rank's part. All ranks' together are the state dict of the whole model."""
+        """Return the state dict of this rank's part. All ranks' together are that of the whole model without what the
+        first batch did not use."""
         return self._parts.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:

@@ -141,6 +141,8 @@ def optimized(me: Rank) -> None:
             optimizer.zero_grad()
     other, _, _, _ = pipelined(me, "shared")
     other.build(**batch).load_state_dict(whole.state_dict())
+    names = sorted(name for name in other.state_dict() if name.endswith(".bias"))
+    assert names == [f"layers.{layer}.bias" for layer in range(4)], "a tied parameter has all of its names"
     found, expected = other.run_eval(**batch), pipe.run_eval(**batch)
     if found is not None and expected is not None:
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)
