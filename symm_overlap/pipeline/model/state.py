@@ -5,7 +5,8 @@ The tracer runs this code once, on a copy of the model. When the stages run, its
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -37,9 +38,23 @@ class State:
         self.around = {name: module for module, name in self._names.items() if module not in inside}
         self._known: dict[nn.Module, dict[str, Any]] = {}
 
-    def begin(self) -> None:
-        """Note the state before the model is called."""
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Check the model's own code, which runs inside, and undo what it sets, so that it runs alike the next time.
+
+        Raises:
+            PassedError: it has changed an attribute.
+        """
         self._known = {module: _attributes(module) for module in self._names}
+        try:
+            yield
+            self._require_same_in_the_end()
+        finally:
+            for module in self.around.values():
+                own, known = vars(module), self._known[module]
+                for name in own.keys() - _OF_TORCH - known.keys():
+                    del own[name]
+                own.update((name, value) for name, value in known.items() if name in own)
 
     def note(self, whole: nn.Module) -> None:
         """Note the state of a whole module after a call."""
@@ -58,12 +73,7 @@ class State:
                     "calls, where the stages would not set it: pass the value as an argument"
                 )
 
-    def end(self) -> None:
-        """Check all modules after the model was called.
-
-        Raises:
-            PassedError: the model has changed one.
-        """
+    def _require_same_in_the_end(self) -> None:
         for module in self._whole.values():
             self.require_same(module)
         for module in self.around.values():

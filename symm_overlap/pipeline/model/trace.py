@@ -53,9 +53,8 @@ class _Root(nn.Module):
         self.returned = returned  # a function, since export reverts assignments to attributes
 
     def forward(self, *tensors: Tensor) -> list[Tensor]:
-        self.state.begin()
-        returned = self.model(**self.batch.filled(tensors))
-        self.state.end()
+        with self.state.kept():
+            returned = self.model(**self.batch.filled(tensors))
         try:
             flat, results = Flat.of(returned)
         except TypeError as error:

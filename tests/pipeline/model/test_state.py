@@ -7,6 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from symm_overlap.pipeline.model import TraceError
+from symm_overlap.pipeline.model.batch import Batch
+from symm_overlap.pipeline.model.layers import layers_of, whole_modules
+from symm_overlap.pipeline.model.skeleton import Skeleton
+from symm_overlap.pipeline.model.trace import trace
 from tests.pipeline.model.in_one_process import Stages
 from tests.pipeline.model.models import WIDTH, reals
 
@@ -70,3 +74,23 @@ def test_caches_and_the_state_of_layers_are_right() -> None:
     found = stages()
     assert [layer.calls for layer in model.layers] == [1, 1]
     torch.testing.assert_close(found, model(**batch), rtol=0, atol=0)
+
+
+class Noting(Setting):
+    """A model that keeps the shape of its latest input, which nothing uses."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.shape = tuple(x.shape)
+        y: Tensor = super().forward(x)
+        return y
+
+
+def test_a_model_may_fill_an_attribute_for_batches_of_several_sizes() -> None:
+    model = Noting("cache").double()
+    skeleton = Skeleton(model, torch.device("cpu"))
+    layers = layers_of(model, None, None)
+    whole = whole_modules(skeleton.model, layers)
+    for rows in (2, 3, 2):
+        read = Batch.of({"x": reals(rows, WIDTH)}, None, {}, 1)
+        trace(skeleton, whole, layers, read.inputs.flat, read.microbatches(1)[0])
+    assert not hasattr(skeleton.model, "shape")
