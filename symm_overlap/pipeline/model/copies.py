@@ -100,8 +100,18 @@ class Copies:
             used = {stage_of[user] for node in kept for user in node.users if user in stage_of}
             made = {stage_of[node] for node in group if node not in kept and node in stage_of}
             late = {stage_of[node] for node in nodes if node in stage_of}
-            if len(used) > 1 or (late and late != {min(made)}):
+            moves = not kept and all(node.target is WHOLE_MODULE for node in nodes) and _one_copy(group, stage_of)
+            if len(used) > 1 or (late and late != {min(made)} and not moves):
                 raise TraceError(_in_place_message(nodes))
+
+
+def _one_copy(group: Sequence[fx.Node], stage_of: Mapping[fx.Node, int]) -> bool:
+    """True if at most one of some nodes that share memory goes on to each stage. Then a layer there may change it, as
+    activations with ``inplace=True`` do: earlier stages have used it before."""
+    last = max(stage_of.values())
+    until = {node: max((stage_of.get(user, last) for user in node.users), default=0) for node in group}
+    counts = [sum(stage_of.get(node, last) < stage <= until[node] for node in group) for stage in range(1, last + 1)]
+    return max(counts, default=0) <= 1
 
 
 def _in_place_message(nodes: Sequence[fx.Node]) -> str:

@@ -5,8 +5,7 @@ The tracer runs this code once, on a copy of the model. When the stages run, its
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection
 from typing import Any
 
 from torch import nn
@@ -24,41 +23,24 @@ class State:
     attributes that are missing or None, such as caches.
 
     Args:
-        model: the model.
-        whole: its whole modules by name.
-
-    Attributes:
-        around: the modules around the whole modules, by name.
+        whole: the names of whole modules.
     """
 
-    def __init__(self, model: nn.Module, whole: Mapping[str, nn.Module]) -> None:
-        self._names = {module: name for name, module in model.named_modules()}
+    def __init__(self, whole: Collection[str]) -> None:
         self._whole = whole
-        inside = {inner for module in whole.values() for inner in module.modules()}
-        self.around = {name: module for module, name in self._names.items() if module not in inside}
-        self._known: dict[nn.Module, dict[str, Any]] = {}
+        self._names: dict[str, nn.Module] = {}
+        self._around: list[nn.Module] = []
+        self._known: dict[int, dict[str, Any]] = {}
 
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Check the model's own code, which runs inside, and undo what it sets, so that it runs alike the next time.
-
-        Raises:
-            PassedError: it has changed an attribute.
-        """
-        self._known = {module: _attributes(module) for module in self._names}
-        try:
-            yield
-            self._require_same_in_the_end()
-        finally:
-            for module in self.around.values():
-                own, known = vars(module), self._known[module]
-                for name in own.keys() - _OF_TORCH - known.keys():
-                    del own[name]
-                own.update((name, value) for name, value in known.items() if name in own)
+    def begin(self, model: nn.Module) -> None:
+        """Note the state before the model is called."""
+        self._names = dict(model.named_modules())
+        self._around = list(modules_around(model, self._whole).values())
+        self._known = {_identity(module): _attributes(module) for module in self._names.values()}
 
     def note(self, whole: nn.Module) -> None:
         """Note the state of a whole module after a call."""
-        self._known.update((inner, _attributes(inner)) for inner in whole.modules())
+        self._known.update((_identity(inner), _attributes(inner)) for inner in whole.modules())
 
     def require_same(self, whole: nn.Module) -> None:
         """Check that the model has not changed a whole module since it was noted.
@@ -73,24 +55,51 @@ class State:
                     "calls, where the stages would not set it: pass the value as an argument"
                 )
 
-    def _require_same_in_the_end(self) -> None:
-        for module in self._whole.values():
-            self.require_same(module)
-        for module in self.around.values():
+    def end(self) -> None:
+        """Check all modules after the model was called.
+
+        Raises:
+            PassedError: the model has changed one.
+        """
+        for name, module in self._names.items():
+            if name in self._whole:
+                self.require_same(module)
+        for module in self._around:
             for name in self._changed(module):
-                if self._known[module].get(name) is not None:
+                if self._known[_identity(module)].get(name) is not None:
                     raise PassedError(
                         f"the model sets {self._full(module, name)} in its forward, and the stages would use the old "
                         "value: change a buffer in place (add_, copy_), or move this into a module that has no layers "
                         "inside"
                     )
 
+    def undo(self) -> None:
+        """Undo what the model has set on modules around the whole modules, so that it runs alike the next time."""
+        for module in self._around:
+            own, known = vars(module), self._known[_identity(module)]
+            for name in own.keys() - _OF_TORCH - known.keys():
+                del own[name]
+            own.update((name, value) for name, value in known.items() if name in own)
+
     def _changed(self, module: nn.Module) -> list[str]:
-        known = self._known[module]
+        known = self._known[_identity(module)]
         return [key for key, value in _attributes(module).items() if key not in known or not _same(known[key], value)]
 
     def _full(self, module: nn.Module, name: str) -> str:
-        return f"{self._names[module]}.{name}".lstrip(".")
+        owner = next(full for full, known in self._names.items() if _identity(known) == _identity(module))
+        return f"{owner}.{name}".lstrip(".")
+
+
+def modules_around(model: nn.Module, whole: Collection[str]) -> dict[str, nn.Module]:
+    """Return the modules that are not inside whole modules, by name."""
+    inside = {inner for name in whole for inner in model.get_submodule(name).modules()}
+    return {name: module for name, module in model.named_modules() if module not in inside}
+
+
+def _identity(module: nn.Module) -> int:
+    """Return a key for a module. While torch traces, it calls objects that stand for modules and share their state,
+    if a module has several names."""
+    return id(vars(module))
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:

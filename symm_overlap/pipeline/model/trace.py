@@ -19,7 +19,7 @@ from .calls import WHOLE_MODULE, Call, Flat, Recorder
 from .custom_gradients import require_no_backward_hooks
 from .effects import Constant, has_effects
 from .skeleton import Skeleton
-from .state import State
+from .state import State, modules_around
 from .trace_error import PassedError, TraceError, failure_message, line_of
 
 # Checks of dtypes. They would keep otherwise unused code alive.
@@ -49,12 +49,20 @@ class _Root(nn.Module):
 
     def __init__(self, model: nn.Module, batch: Flat, state: State, returned: Callable[[Flat], None]) -> None:
         super().__init__()
-        self.model, self.batch, self.state = model, batch, state
-        self.returned = returned  # a function, since export reverts assignments to attributes
+        self.model, self.batch = model, batch
+        # Functions, since export may copy the module, and reverts assignments to attributes.
+        self.begin: Callable[[nn.Module], None] = lambda model: state.begin(model)
+        self.end: Callable[[], None] = lambda: state.end()
+        self.undo: Callable[[], None] = lambda: state.undo()
+        self.returned = returned
 
     def forward(self, *tensors: Tensor) -> list[Tensor]:
-        with self.state.kept():
+        self.begin(self.model)
+        try:
             returned = self.model(**self.batch.filled(tensors))
+            self.end()
+        finally:
+            self.undo()
         try:
             flat, results = Flat.of(returned)
         except TypeError as error:
@@ -80,8 +88,8 @@ def trace(
         TraceError: the model cannot be traced; the message says where, and what to do.
     """
     returned: list[Flat] = []
-    state = State(skeleton.model, whole)
-    require_no_backward_hooks(state.around)
+    state = State(whole)
+    require_no_backward_hooks(modules_around(skeleton.model, whole))
     root = _Root(skeleton.model, batch, state, returned.append)
     names = {id(module): name for name, module in skeleton.model.named_modules()}
     # The graph is also for training, whatever the caller is doing: a no_grad() around it leaves no trace in the graph.

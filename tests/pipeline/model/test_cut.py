@@ -119,6 +119,14 @@ def test_what_is_changed_in_place_behind_the_cut_is_refused() -> None:
     Stages(Masked(False).double(), {"x": reals(2, LENGTH, WIDTH)}, (2, 1))
 
 
+@pytest.mark.parametrize("sizes", [(3, 1), (2, 2)])
+def test_layers_may_change_what_the_previous_layer_returns(sizes: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(WIDTH, WIDTH), nn.Tanhshrink(), nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True)]
+    model, batch = nn.Sequential(*layers).double(), {"input": reals(2, WIDTH)}
+    torch.testing.assert_close(Stages(model, batch, sizes)(), model(**batch), rtol=0, atol=0)
+
+
 class Noisy(nn.Module):
     """A model in which two stages need the same random values. They depend only on the batch."""
 

@@ -94,3 +94,23 @@ def test_a_model_may_fill_an_attribute_for_batches_of_several_sizes() -> None:
         read = Batch.of({"x": reals(rows, WIDTH)}, None, {}, 1)
         trace(skeleton, whole, layers, read.inputs.flat, read.microbatches(1)[0])
     assert not hasattr(skeleton.model, "shape")
+
+
+class Repeated(nn.Module):
+    """A model in which one layer has two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(2 * [Layer()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_a_layer_may_have_two_names() -> None:
+    torch.manual_seed(0)
+    model, batch = Repeated().double(), {"x": reals(2, WIDTH)}
+    stages = Stages(model, batch, (1, 1), layer_names="layers.0")
+    torch.testing.assert_close(stages(), model(**batch), rtol=0, atol=0)
