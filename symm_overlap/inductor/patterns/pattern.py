@@ -165,9 +165,11 @@ def require_unwritten(nodes: Iterable[Node]) -> None:
     """Raise SkipError if an operation anywhere in the graph writes into one of these tensors, or into a tensor that one
     of them may be a view of.
     """
+    seen: set[Node] = set()  # a sum may have one tensor, with all its users, as very many of its terms
     for node in nodes:
         viewed: Node | None = node
-        while viewed is not None:
+        while viewed is not None and viewed not in seen:
+            seen.add(viewed)
             for user in viewed.users:
                 if writes(user, viewed):
                     raise SkipError(f"{user.target} writes into a tensor that the fused op would use")
