@@ -21,7 +21,7 @@ namespace symm_overlap::issue {
 //   copy tensor     address to, address from, bytes
 //   make            elements
 //   add             addresses of out and of the addend; elements of out
-//   multiply        addresses of out, a and b; rows, columns, contracted length; whether it adds; address of bias
+//   multiply        addresses of out, a, b; rows, columns, contracted length; whether it adds; bias address, or 0
 //   multiply scaled  the same
 //   sum             addresses of out and of its copy, or 0; elements; whether it averages; addresses of the partials...
 //   meet and sum    channel; the channel signalled afterwards, or -1; then as sum

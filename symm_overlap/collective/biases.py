@@ -19,8 +19,10 @@ Biases = Sequence[Tensor] | None
 """A bias, or an empty tensor, for each weight; None if there are no biases at all."""
 
 
-def without_none(biases: Sequence[Tensor | None], Bs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the biases that a caller gave, with empty tensors in place of None."""
+def without_none(biases: Sequence[Tensor | None] | None, Bs: Sequence[Tensor]) -> list[Tensor] | None:
+    """Return the biases that a caller gave, with empty tensors in place of None. None if there are no biases at all."""
+    if biases is None or (len(biases) == len(Bs) and all(bias is None for bias in biases)):
+        return None
     like = next(iter(Bs), None)
     return [like.new_empty(0) if bias is None and like is not None else bias for bias in biases]  # type: ignore[misc]
 

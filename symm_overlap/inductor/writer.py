@@ -39,9 +39,10 @@ class SymbolicSizeError(Exception):
 
 
 def add_values(graph: Graph) -> None:
-    """Give fake tensors to nodes without a value, which another pass has added."""
+    """Give fake tensors to nodes without a value, which another pass has added, if those of their inputs are known."""
     for node in graph.nodes:
-        if node.op == "call_function" and "val" not in node.meta:
+        known_inputs = all("val" in each.meta for each in node.all_input_nodes)
+        if node.op == "call_function" and "val" not in node.meta and known_inputs:
             _add_value(node)
 
 

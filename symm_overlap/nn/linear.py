@@ -91,7 +91,7 @@ class Column(Layout):
         if is_shard(layout) and x.dim() == 1 and dim_of(layout, 1) == 0:  # the op needs two dimensions
             return [product.squeeze(0) for product in self.products(x.unsqueeze(0), LAST, Bs, biases)]
         if is_shard(layout):
-            return gathered_products(x, Bs, biases, dim_of(layout, x.dim()), self.group, return_A=False)[1]
+            return all_gather_matmul(x, Bs, dim_of(layout, x.dim()), self.group, return_A=False, biases=biases)[1]
         return replicated_matmuls(x, Bs, biases, self.group)
 
     def finish(self, product: Tensor) -> Tensor:
@@ -163,14 +163,6 @@ def column_parallel(x: Tensor, modules: Sequence[nn.Module]) -> list[Tensor]:
     biases = [layout.bias(module) for layout, module in zip(layouts, modules, strict=True)]
     products = layouts[0].products(local, layout, weights, biases)
     return [each.finish(product) for each, product in zip(layouts, products, strict=True)]
-
-
-def gathered_products(
-    x: Tensor, Bs: Sequence[Tensor], biases: Sequence[Tensor | None], dim: int, group: str, **options: Any
-) -> tuple[Tensor | None, list[Tensor]]:
-    """Return what `all_gather_matmul` returns, which takes no list of biases if there are none."""
-    given = None if all(bias is None for bias in biases) else biases
-    return all_gather_matmul(x, Bs, dim, group, biases=given, **options)
 
 
 def column_of(module: nn.Module) -> Column:

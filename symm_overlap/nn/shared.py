@@ -23,11 +23,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, parallel
 
+from ..collective import all_gather_matmul
 from ..collective.arguments import group_name
 from .forward import override
 from .gradients import gradient_of_shard, replicated_matmuls
 from .layouts import as_dtensor, dim_of, even_or_whole, is_shard, require_tensor, same
-from .linear import Column, column_of, gathered_products
+from .linear import Column, column_of
 from .offer import Offer, with_offers
 from .sharding import require_mesh
 
@@ -220,8 +221,9 @@ class Inputs:
             if is_shard(layout):
                 dim = dim_of(layout, x.dim())
                 # The shard is saved for the backward pass, so the module may write to the whole tensor.
-                given = local, weights, biases, dim, self.group
-                gathered, products = gathered_products(*given, return_A=True, save="shard")
+                gathered, products = all_gather_matmul(
+                    local, weights, dim, self.group, return_A=True, save="shard", biases=biases
+                )
                 assert gathered is not None
                 if self.contiguous:
                     gathered = gathered.contiguous()

@@ -88,6 +88,9 @@ def test_a_users_pass_may_add_nodes_without_values() -> None:
                 with graph.inserting_after(node):
                     relu = graph.call_function(torch.ops.aten.relu.default, (node,))
                 node.replace_all_uses_with(relu, delete_user_cb=lambda user, relu=relu: user is not relu)
+        graph.owning_module.constant = torch.ones(2)
+        with graph.inserting_before(graph.output_node()):
+            graph.call_function(torch.ops.aten.neg.default, (graph.get_attr("constant"),))
 
     def program(world: int, name: str, new: New) -> list[Tensor]:
         return [gather(new(4, 6), world, name) @ new(6, 5), reduce(new(4, 6) @ new(6, 5) + new(4, 5), name)]

@@ -85,8 +85,8 @@ def all_gather_matmul(
     op = torch.ops.symm_overlap.fused_all_gather_matmul.default
     if return_A and save == "shard":
         op = torch.ops.symm_overlap._fused_all_gather_matmul_save_shard.default
-    given = [] if biases is None else [without_none(biases, Bs)]
-    A, outputs = call_op(op, A_shard, list(Bs), gather_dim, name, *given, return_A=return_A or save == "gathered")
+    given = without_none(biases, Bs)
+    A, outputs = call_op(op, A_shard, list(Bs), gather_dim, name, given, return_A=return_A or save == "gathered")
     return (A if return_A else None), outputs
 
 

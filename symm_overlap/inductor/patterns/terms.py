@@ -214,7 +214,8 @@ class Terms:
         return place
 
     def _settle_casts(self) -> None:
-        """If a sum has products that are cast, and others, leave those to the op that are more, or the others.
+        """If a sum has products that are cast, and others, leave one kind to the op: those that are cast if they are
+        more, else the others.
 
         Their number is the same on all ranks, but the size over which they are contracted may differ, and with it the
         time that they take. All ranks have to give the same products to the op.

@@ -241,8 +241,10 @@ class Recorder:
         self.calls[number] = _calls[number] = Call(name, module, given, tensors, autocast_state())
         self._state.require_same(module)
         self._gradients.allowed = True
-        results = WHOLE_MODULE(tensors, number)
-        self._gradients.allowed = False
+        try:
+            results = WHOLE_MODULE(tensors, number)
+        finally:  # the model may catch what a layer raises
+            self._gradients.allowed = False
         self._state.note(module)
         returned = self.calls[number].returned
         assert returned is not None
