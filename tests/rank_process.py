@@ -123,6 +123,7 @@ def serve(rank: int, setup: Setup, groups: Mapping[Ranks, dist.ProcessGroup], co
         try:
             members, function, args, kwargs = pickle.loads(job)
             me = Rank(members.index(rank), len(members), groups[members], device, groups)
+            torch.manual_seed(0)  # so that random numbers do not depend on the functions that ran before
             made = groups_made()
             answer = pickle.dumps((True, function(me, *args, **kwargs)))
             if len(members) < setup.size and groups_made() != made:
