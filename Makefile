@@ -77,13 +77,16 @@ ANY_TORCH := collective/planners pipeline/search \
 OF_TORCH := $(addprefix tests/,collective fsdp inductor nn pipeline runtime) \
     $(addprefix --ignore=tests/,$(ANY_TORCH) $(TORCH_ELSEWHERE))
 
+# Of the tests that take long, those of the compiler, whose graphs differ most from one torch to the next, and of FSDP2.
+SLOW_OF_TORCH := $(addprefix tests/,collective fsdp inductor) $(filter --ignore=%,$(OF_TORCH))
+
 # The tests of what C++ issues and of what its kernels do. The other GPU tests take four more minutes.
 ON_HOST_GPU := $(addprefix tests/gpu/test_,capture.py collectives.py fsdp_async.py graph_trees.py meetings.py memory_operations.py process_end.py reduce.py replays.py signals.py slots.py spans.py sum_dtypes.py)
 
 cuda-build: cuda-tree
 	$(CUDA_MAKE) cuda-check
 	$(CUDA_MAKE) test ARGS="$(OF_TORCH)"
-	$(CUDA_MAKE) test-slow ARGS="$(OF_TORCH)"
+	$(CUDA_MAKE) test-slow ARGS="$(SLOW_OF_TORCH)"
 	$(CUDA_MAKE) host-gpu-check ARGS="-n 3 --dist worksteal $(ON_HOST_GPU)"
 
 host-gpu: cuda-tree

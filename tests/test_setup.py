@@ -97,12 +97,14 @@ def test_a_toolkit_without_headers_is_none(tmp_path: Path, choice: str | None) -
 
 
 @pytest.mark.skipif(TORCH_HAS_CUDA, reason="torch was built with CUDA")
+@pytest.mark.slow
 def test_cuda_asked_for_with_a_cpu_torch_is_refused() -> None:
     result = run_setup({"SYMM_OVERLAP_CUDA": "1"})
     assert result.returncode != 0
     assert f"torch {torch.__version__} was built without CUDA" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_choice_that_is_neither_0_nor_1_is_refused() -> None:
     result = run_setup({"SYMM_OVERLAP_CUDA": "yes"})
     assert result.returncode != 0

@@ -61,6 +61,7 @@ def test_bad_arguments_are_refused_before_any_rank_starts(
 
 
 @pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.slow
 def test_one_shot_times_both_ways_at_every_size(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     assert one_shot.main(["--blocks", "1", "--json", str(file)]) in (

@@ -39,7 +39,10 @@ def in_shell(command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.parametrize(("arguments", "unbuffered"), [(["plan", "all_gather_matmul"], True), (["info"], False)])
+@pytest.mark.parametrize(
+    ("arguments", "unbuffered"),
+    [(["plan", "all_gather_matmul"], True), pytest.param(["info"], False, marks=pytest.mark.slow)],
+)
 def test_a_closed_pipe_ends_the_command_quietly(arguments: list[str], unbuffered: bool) -> None:
     process = start(arguments, unbuffered)
     assert process.stdout is not None
@@ -48,7 +51,7 @@ def test_a_closed_pipe_ends_the_command_quietly(arguments: list[str], unbuffered
     assert process.returncode == 141, "the exit code must be 128 + SIGPIPE, as for other programs"
 
 
-@pytest.mark.parametrize("command", ["plan all_gather_matmul", "info"])
+@pytest.mark.parametrize("command", ["plan all_gather_matmul", pytest.param("info", marks=pytest.mark.slow)])
 def test_a_full_disk_is_told_in_one_line(command: str) -> None:
     done = in_shell(f"{command} > /dev/full")
     assert done.stderr == "symm-overlap: input or output failed: No space left on device\n"

@@ -68,7 +68,7 @@ def exact(me: Rank, lane: int) -> None:
                 assert torch.equal(shard.grad.double(), total.chunk(me.world, dim)[me.rank])
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("world", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_exact_values_and_gradients_on_every_path(ranks: Pool, fresh_lane: Callable[[], int], world: int) -> None:
     ranks.run(world, exact, fresh_lane())
 

@@ -106,7 +106,7 @@ def exact_on_every_way(me: Rank, dtype: torch.dtype, here: bool) -> None:
                 exact(me, dtype, dim)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("world", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_output_and_products_are_exact_on_every_path(ranks: Pool, world: int) -> None:
     # Each dtype is tested once. The plans of a GPU, which copy peers' data, are tested once too.
     dtype = [torch.float32, torch.float64, torch.bfloat16, torch.float16][world - 1]

@@ -51,7 +51,11 @@ def losses_and_text(me: Rank, config: TrainConfig, steps: int) -> dict[str, tupl
 
 @pytest.mark.parametrize(
     "change",
-    [{"fsdp": 4}, {"fsdp": 2, "tp": 2}, {"fsdp": 2, "pp": 2, "schedule": "zbv"}],
+    [
+        {"fsdp": 4},
+        {"fsdp": 2, "tp": 2},
+        pytest.param({"fsdp": 2, "pp": 2, "schedule": "zbv"}, marks=pytest.mark.slow),
+    ],
 )
 def test_every_way_has_the_losses_and_the_text_of_one_process(four: Pool, change: dict[str, int]) -> None:
     config = dataclasses.replace(SHARED, **change)
@@ -185,6 +189,7 @@ def test_a_rank_keeps_its_shards_alone(four: Pool) -> None:
             assert found[name] == [(True, whole // 4)], name
 
 
+@pytest.mark.slow
 def test_all_three_kinds_of_ranks_train_the_model_of_one_process(fresh_ranks: Callable[..., Pool]) -> None:
     config = dataclasses.replace(SHARED, fsdp=2, tp=2, pp=2, schedule="zbv", compare=False)
     losses, text = reference(config, 3)

@@ -36,7 +36,7 @@ def gradient(name: str, grad: torch.Tensor) -> tuple[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("world", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_sharded_training_has_the_losses_of_one_process(ranks: Pool, world: int, kind: str) -> None:
     trainer, batches = alone(), windows()
     expected = [trainer.step(batches.next()) for _ in range(8)]

@@ -193,5 +193,6 @@ def flat(me: Rank) -> None:
     assert not [each for each in gc.get_objects() if isinstance(each, FSDPModule) and each.weight.shape == (700, 700)]
 
 
+@pytest.mark.slow
 def test_memory_is_flat_over_a_hundred_steps_and_goes_with_the_model(ranks: Pool) -> None:
     ranks.run(2, flat)

@@ -68,7 +68,7 @@ def steps(me: Rank, optimizer: type[torch.optim.Optimizer], shard_dim: int, agai
         same_parameters(plain, sharded)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_steps_are_those_of_averaged_gradients(ranks: Pool, world: int) -> None:
     ranks.run(world, all_steps)
 

@@ -95,7 +95,7 @@ def fused_in(make: Make, x: Tensor, group: dist.ProcessGroup) -> list[int]:
     ("name", "world", "batch"),
     [
         *((name, 8, 1) for name in QUICK),
-        ("block", 4, 2),
+        pytest.param("block", 4, 2, marks=pytest.mark.slow),
         *(pytest.param(name, 2, 2, marks=pytest.mark.slow) for name in TRACED),
     ],
 )
@@ -125,7 +125,9 @@ def as_in_eager_mode(me: Rank, name: str, batch: int) -> None:
     assert [graph.fused for graph in symm_overlap.inductor.report().graphs] == list(expected)
 
 
-@pytest.mark.parametrize(("name", "batch"), [*((name, 2) for name in QUICK), ("block", 1)])
+@pytest.mark.parametrize(
+    ("name", "batch"), [*((name, 2) for name in QUICK), pytest.param("block", 1, marks=pytest.mark.slow)]
+)
 def test_models_compute_what_they_compute_in_eager_mode(ranks: Pool, name: str, batch: int) -> None:
     ranks.run(2, as_in_eager_mode, name, batch, timeout=120)
 
@@ -233,7 +235,7 @@ def symbolic_sizes(me: Rank, fixed_length: bool) -> None:
     assert [graph.fused for graph in symm_overlap.inductor.report().graphs][:2] == [2, 2]
 
 
-@pytest.mark.parametrize("fixed_length", [False, True])
+@pytest.mark.parametrize("fixed_length", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_sizes_may_be_symbolic(ranks: Pool, fixed_length: bool) -> None:
     """Of a batch of sequences, all sizes, or the number of sequences alone. The compiler then divides symbols."""
     ranks.run(2, symbolic_sizes, fixed_length, timeout=240)

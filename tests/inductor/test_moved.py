@@ -195,7 +195,7 @@ def all_reduces(me: Rank) -> None:
             assert received == nbytes or (me.rank > 0 and received < nbytes), (rows, path, chunks, at_once)
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_an_all_reduce_moves_what_its_path_moves(ranks: Pool, world: int) -> None:
     ranks.run(world, all_reduces)
 

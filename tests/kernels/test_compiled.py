@@ -52,7 +52,9 @@ def compile_for(architecture: int, name: str, shape: tuple[int, int, int], varia
     return compiled(kernel, architecture, configuration, variant)
 
 
-@pytest.mark.parametrize("architecture", CASES)
+@pytest.mark.parametrize(
+    "architecture", [90, *(pytest.param(each, marks=pytest.mark.slow) for each in CASES if each != 90)]
+)
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_fit_and_use_what_their_gpu_has(
     architecture: int, name: str, record_property: pytest.RecordProperty

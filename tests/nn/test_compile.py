@@ -77,7 +77,9 @@ def compiled(
     return [op for op, _ in eager], [op for op, _ in calls]
 
 
-DIMS = pytest.mark.parametrize("dim", [1, None], ids=["sequence parallel", "replicated"])
+DIMS = pytest.mark.parametrize(
+    "dim", [pytest.param(1, id="sequence parallel"), pytest.param(None, id="replicated", marks=pytest.mark.slow)]
+)
 
 
 @DIMS
@@ -172,7 +174,7 @@ def written_to(me: Rank, model: type[nn.Module], dim: int | None) -> None:
     ("model", "dim"),
     [
         (WritesToItsInput, 1),
-        (WritesBehindABreak, 1),
+        pytest.param(WritesBehindABreak, 1, marks=pytest.mark.slow),
         pytest.param(WritesBehindABreak, None, marks=pytest.mark.slow),  # the input is replicated
     ],
 )

@@ -19,7 +19,12 @@ from tests.nn.test_sharing import Three
 from tests.ranks import Pool, Rank, RankError
 from tests.transforms import choices, comparing
 
-WAYS = ["twice", "another_input", "no_gradient_through_one", "checkpointed", "another_weight", "swapped_weights"]
+WAYS = [
+    "no_gradient_through_one",
+    "checkpointed",
+    "another_weight",
+    *(pytest.param(way, marks=pytest.mark.slow) for way in ("twice", "another_input", "swapped_weights")),
+]
 
 
 def plan(input: Placement, linears: list[str] | None = None) -> dict[str, object]:
@@ -100,7 +105,9 @@ def written_to(me: Rank, way: str, input: Placement, gradients: bool) -> None:
 
 
 @pytest.mark.parametrize("gradients", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("way", WRITES)
+@pytest.mark.parametrize(
+    "way", ["write_to_a_weight", *(pytest.param(way, marks=pytest.mark.slow) for way in WRITES if "weight" not in way)]
+)
 def test_a_compiled_module_that_writes_to_what_was_multiplied_multiplies_again(
     ranks: Pool, way: str, gradients: bool
 ) -> None:

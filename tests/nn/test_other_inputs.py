@@ -102,7 +102,9 @@ def as_with_torch(me: Rank, module: type[nn.Module], input: Placement, compile: 
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    "compile", [pytest.param(False, id="eager"), pytest.param(True, id="compiled", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("module", MODULES)
 def test_a_layer_that_cannot_take_the_gathered_input_gets_no_product_of_it(
     ranks: Pool, module: type[nn.Module], compile: bool

@@ -8,6 +8,8 @@ import pytest
 
 from tests.runtime.host_program import HOST, compile_program, run_program, shared_folder, thread_sanitizer
 
+pytestmark = pytest.mark.slow  # because the program takes half a minute to compile
+
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -55,7 +57,6 @@ def test_the_last_signal_of_a_rank_that_has_died_is_not_overlooked(program: Path
     run_program(program, "last signal")
 
 
-@pytest.mark.slow
 def test_kernels_of_captured_calls_and_hosts_learn_of_each_other_s_failures(program: Path) -> None:
     run_program(program, "kernels")
 

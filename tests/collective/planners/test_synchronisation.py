@@ -74,7 +74,9 @@ def nothing_is_idle(planner, world, **arguments):
     assert idle == [], f"{planner.__name__} for world {world}, {arguments}"
 
 
-@pytest.mark.parametrize("world", range(1, 17))
+@pytest.mark.parametrize(
+    "world", [*range(1, 9), *(pytest.param(world, marks=pytest.mark.slow) for world in range(9, 17))]
+)
 @pytest.mark.parametrize("planner", OVERLAPPED)
 def test_plans_hold_for_every_world_size_and_chunk_count(planner, world):
     # Small worlds have all numbers of chunks and all choices of streams. Larger ones have every other number of chunks,
@@ -110,7 +112,7 @@ def test_taking_out_any_synchronisation_of_a_sequential_plan_makes_verify_fail(p
         nothing_is_idle(planner, world, **arguments)
 
 
-@pytest.mark.parametrize("world", [8, 16])
+@pytest.mark.parametrize("world", [8, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("planner", OVERLAPPED)
 def test_taking_out_synchronisation_makes_verify_fail_in_large_worlds_too(planner, world):
     calls = plan_calls(planner, world, chunks=2, compute=TWO)

@@ -17,12 +17,18 @@ def check(ranks: Pool, world: int, name: str, layers: int, schedule: str, count:
     assert {key for part in found for key in part} == set(keys), "all ranks' state dicts must have the model's keys"
 
 
-LARGE = [("encoder", "ZBVZeroBubble"), ("gpt2", "1F1B"), ("llama", "Interleaved1F1B")]  # these take seconds to trace
-SMALL = [name for name in MODELS if name not in dict(LARGE)]
+# These take seconds to trace.
+LARGE = [("encoder", "ZBVZeroBubble"), ("llama", "Interleaved1F1B")]
+SMALL = [name for name in MODELS if name not in ("encoder", "gpt2", "llama")]
 
 
 @pytest.mark.parametrize(
-    ("name", "schedule"), [*LARGE, *((name, schedule) for name in SMALL for schedule in ("GPipe", "ZBVZeroBubble"))]
+    ("name", "schedule"),
+    [
+        ("gpt2", "1F1B"),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in LARGE),
+        *((name, schedule) for name in SMALL for schedule in ("GPipe", "ZBVZeroBubble")),
+    ],
 )
 def test_a_model_on_two_ranks_trains_like_the_whole(ranks: Pool, name: str, schedule: str) -> None:
     check(ranks, 2, name, 4, schedule, 4)
@@ -33,12 +39,17 @@ def test_a_model_on_one_rank_trains_like_the_whole(ranks: Pool, name: str) -> No
     check(ranks, 1, name, 4, "Interleaved1F1B", 3)
 
 
-@pytest.mark.parametrize(("name", "schedule"), [("unet", "ZBVZeroBubble"), ("shared", "Interleaved1F1B")])
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [("unet", "ZBVZeroBubble"), pytest.param("shared", "Interleaved1F1B", marks=pytest.mark.slow)],
+)
 def test_a_model_on_four_ranks_trains_like_the_whole(ranks: Pool, name: str, schedule: str) -> None:
     check(ranks, 4, name, 8, schedule, 4)
 
 
-@pytest.mark.parametrize(("name", "transport"), [("gpt2", "symmetric"), ("shared", "c10d")])
+@pytest.mark.parametrize(
+    ("name", "transport"), [pytest.param("gpt2", "symmetric", marks=pytest.mark.slow), ("shared", "c10d")]
+)
 def test_microbatches_may_have_different_sizes(ranks: Pool, name: str, transport: str) -> None:
     check(ranks, 2, name, 4, "1F1B", 3, transport=transport)
 

@@ -36,7 +36,13 @@ def from_a_state_dict(me: Rank, name: str, drop: tuple[str, ...]) -> tuple[int, 
 
 
 @pytest.mark.parametrize(
-    ("name", "drop"), [("gpt2", ("lm_head.weight",)), ("gpt2", ("transformer.wte.weight",)), ("llama", ()), ("mlp", ())]
+    ("name", "drop"),
+    [
+        ("gpt2", ("lm_head.weight",)),
+        pytest.param("gpt2", ("transformer.wte.weight",), marks=pytest.mark.slow),
+        pytest.param("llama", (), marks=pytest.mark.slow),
+        ("mlp", ()),
+    ],
 )
 def test_values_come_from_a_state_dict_of_the_whole_model(ranks: Pool, name: str, drop: tuple[str, ...]) -> None:
     """One of the names of a tied parameter is enough. Parameters that a rank does not need stay on the meta device."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -81,6 +82,7 @@ def with_tensor_parallelism(me: Rank) -> list[bool]:
     return found
 
 
+@pytest.mark.slow
 def test_tensor_parallelism_inside_of_layers_goes_on_working(fresh_ranks: Any) -> None:
     assert fresh_ranks(4).run(4, with_tensor_parallelism, timeout=120) == [[True, True]] * 4
 
