@@ -78,6 +78,7 @@ class Call:
         autocast: the state of autocast in which the model calls it.
         returned: what it returns; known once it has run.
         changed: the indices of the tensors in its arguments that it changes in place.
+        shared: the indices of the tensors in its arguments whose memory it returns.
         updated: the names of the module's buffers that it changes.
         repeatable: it has no parameters, changes nothing and draws no random numbers, so several stages may call it.
     """
@@ -89,6 +90,7 @@ class Call:
     autocast: tuple[tuple[str, torch.dtype], ...]
     returned: Flat | None = None
     changed: list[int] = field(default_factory=list)
+    shared: list[int] = field(default_factory=list)
     updated: list[str] = field(default_factory=list)
     repeatable: bool = False
 
@@ -176,6 +178,8 @@ def _run_on_fakes(tensors: list[Tensor], call: int) -> list[Tensor]:
             f"{record.name} ({_class(record.module)}) returns {error}, which is not a tensor: only tensors, constants "
             "and lists, tuples and dicts of them can pass between layers"
         ) from None
+    returned = {_memory(result) for result in results}
+    record.shared = [index for index, tensor in enumerate(tensors) if _memory(tensor) in returned]
     return [torch.empty_like(result) for result in results]
 
 

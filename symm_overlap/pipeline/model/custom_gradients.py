@@ -1,11 +1,13 @@
 """Refuse gradients of the model's own around whole modules: the tracer records forwards alone.
 
 A stage would compute the forward of a ``torch.autograd.Function``, and torch's gradients of the operators in it. The
-hook of a tensor would not run at all.
+hook of a tensor would not run at all. And no tensor requires gradients while the tracer runs, whatever its layers do.
 """
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,13 +32,16 @@ def require_no_backward_hooks(modules: Mapping[str, nn.Module]) -> None:
 
 
 class RefusedGradients:
-    """While it is open, `torch.autograd.Function` and ``Tensor.register_hook`` are errors, unless ``allowed`` is set.
+    """While it is open, `torch.autograd.Function`, ``Tensor.register_hook`` and a look at ``Tensor.requires_grad`` are
+    errors, unless ``allowed`` is set.
 
-    Functions of torch itself change no gradients, such as those of checkpoints, except if they communicate.
+    Functions of torch itself change no gradients, such as those of checkpoints, except if they communicate. Torch may
+    look at all tensors, and the model at its parameters.
     """
 
     def __init__(self) -> None:
         self.allowed = False
+        self._thread = threading.get_ident()  # others may compute something else
         self._apply = vars(torch.autograd.Function)["apply"]
         self._register_hook = Tensor.register_hook
 
@@ -54,15 +59,25 @@ class RefusedGradients:
             return register_hook(tensor, hook)  # type: ignore[no-untyped-call]
 
         torch.autograd.Function.apply = classmethod(apply_or_refuse)  # type: ignore[method-assign, assignment]
+        requires_grad: Any = Tensor.requires_grad
+
+        def look_or_refuse(tensor: Tensor) -> bool:
+            by = str(sys._getframe(1).f_globals.get("__name__"))
+            if not isinstance(tensor, nn.Parameter) and not by.startswith("torch."):
+                self._require_allowed("looks at Tensor.requires_grad", "which is False while it is traced")
+            return bool(requires_grad.__get__(tensor))
+
         Tensor.register_hook = register_or_refuse  # type: ignore[method-assign]
+        Tensor.requires_grad = property(look_or_refuse, requires_grad.__set__)  # type: ignore[assignment]
 
     def __exit__(self, *error: object) -> None:
         torch.autograd.Function.apply = self._apply  # type: ignore[method-assign]
         Tensor.register_hook = self._register_hook  # type: ignore[method-assign]
+        del Tensor.requires_grad  # the one that it inherits is back
 
-    def _require_allowed(self, what: str) -> None:
-        if not self.allowed:
+    def _require_allowed(self, what: str, reason: str = "where the tracer would lose the backward") -> None:
+        if not self.allowed and threading.get_ident() == self._thread:
             raise PassedError(
-                f"the model {what}, between its layers, where the tracer would lose the backward: move that into a "
-                "module that has no layers inside, or cut without tracing (trace=False)"
+                f"the model {what}, between its layers, {reason}: move that into a module that has no layers inside, "
+                "or cut without tracing (trace=False)"
             )

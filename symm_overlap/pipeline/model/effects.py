@@ -42,7 +42,8 @@ def touched(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
     if node.target is WHOLE_MODULE:
         tensors = node.args[0]
         assert isinstance(tensors, (list, tuple))
-        return [], _nodes([tensors[index] for index in node.meta["call"].changed])
+        call = node.meta["call"]
+        return _nodes([tensors[index] for index in call.shared]), _nodes([tensors[index] for index in call.changed])
     if isinstance(node.target, HigherOrderOperator):
         return [], _changed_inside(node)
     shared: list[fx.Node] = []

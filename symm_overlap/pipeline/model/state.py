@@ -1,4 +1,5 @@
-"""The state of modules beside the graph: their attributes. Code between layers that changes it cannot be traced.
+"""The state of modules beside the graph: their attributes, parameters and buffers. Code between layers that changes it
+cannot be traced.
 
 The tracer runs this code once, on a copy of the model. When the stages run, its changes are missing.
 """
@@ -17,13 +18,16 @@ _SIMPLE = (bool, int, float, str)
 
 
 class State:
-    """Notes the attributes and buffers of modules while a model is traced.
+    """Notes the attributes, parameters and buffers of modules while a model is traced.
 
     Whole modules may change their own, since they are called when the stages run. The modules around them may only fill
     attributes that are missing or None, such as caches.
 
     Args:
         whole: the names of whole modules.
+
+    Attributes:
+        filled: the names of the attributes that the modules around the whole modules have filled.
     """
 
     def __init__(self, whole: Collection[str]) -> None:
@@ -31,6 +35,7 @@ class State:
         self._names: dict[str, nn.Module] = {}
         self._around: list[nn.Module] = []
         self._known: dict[int, dict[str, Any]] = {}
+        self.filled: set[str] = set()
 
     def begin(self, model: nn.Module) -> None:
         """Note the state before the model is called."""
@@ -66,12 +71,15 @@ class State:
                 self.require_same(module)
         for module in self._around:
             for name in self._changed(module):
-                if self._known[_identity(module)].get(name) is not None:
-                    raise PassedError(
-                        f"the model sets {self._full(module, name)} in its forward, and the stages would use the old "
-                        "value: change a buffer in place (add_, copy_), or move this into a module that has no layers "
-                        "inside"
-                    )
+                known, full = self._known[_identity(module)].get(name), self._full(module, name)
+                if known is None:
+                    self.filled.add(full)
+                    continue
+                verb = "changes" if isinstance(known, _Contents) else "sets"
+                raise PassedError(
+                    f"the model {verb} {full} in its forward, and the stages would use the old value: change a buffer "
+                    "in place (add_, copy_), or move this into a module that has no layers inside"
+                )
 
     def undo(self) -> None:
         """Undo what the model has set on modules around the whole modules, so that it runs alike the next time."""
@@ -79,7 +87,8 @@ class State:
             own, known = vars(module), self._known[_identity(module)]
             for name in own.keys() - _OF_TORCH - known.keys():
                 del own[name]
-            own.update((name, value) for name, value in known.items() if name in own)
+            for name in own.keys() & known.keys():
+                own[name] = known[name].restored() if isinstance(known[name], _Contents) else known[name]
 
     def _changed(self, module: nn.Module) -> list[str]:
         known = self._known[_identity(module)]
@@ -104,8 +113,36 @@ def _identity(module: nn.Module) -> int:
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
     own = {name: value for name, value in vars(module).items() if name not in _OF_TORCH}
-    return {**own, **module._buffers}
+    lists = {name: _Contents(value) for name, value in own.items() if isinstance(value, (list, dict))}
+    return {**own, **lists, **module._parameters, **module._buffers}
+
+
+class _Contents:
+    """What a list or dict of a module has in it."""
+
+    def __init__(self, value: list[Any] | dict[Any, Any]) -> None:
+        self.value, self._copy = value, value.copy()
+
+    def same(self, other: _Contents) -> bool:
+        """True if both are of the same list or dict, with the same contents."""
+        one, two = self._copy, other._copy
+        if self.value is not other.value or len(one) != len(two):
+            return False
+        if isinstance(one, dict):
+            return all(key in two and _same(value, two[key]) for key, value in one.items())
+        return all(map(_same, one, two))
+
+    def restored(self) -> list[Any] | dict[Any, Any]:
+        """Return the list or dict, with these contents again."""
+        self.value.clear()
+        if isinstance(self.value, dict):
+            self.value.update(self._copy)
+        else:
+            self.value.extend(self._copy)
+        return self.value
 
 
 def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, _Contents) and isinstance(other, _Contents):
+        return one.same(other)
     return one is other or (isinstance(one, _SIMPLE) and isinstance(other, _SIMPLE) and one == other)

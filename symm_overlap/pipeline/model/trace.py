@@ -18,6 +18,7 @@ from ._torch import FakeTensor
 from .calls import WHOLE_MODULE, Call, Flat, Recorder
 from .custom_gradients import require_no_backward_hooks
 from .effects import Constant, has_effects
+from .kept import require_nothing_kept
 from .skeleton import Skeleton
 from .state import State, modules_around
 from .trace_error import PassedError, TraceError, failure_message, line_of
@@ -45,11 +46,13 @@ class Traced:
 
 
 class _Root(nn.Module):
-    """A model as a function from the tensors of a batch to tensors."""
+    """A model as a function from the tensors of a batch, or of several, to tensors."""
 
-    def __init__(self, model: nn.Module, batch: Flat, state: State, returned: Callable[[Flat], None]) -> None:
+    def __init__(
+        self, model: nn.Module, batch: Flat, state: State, returned: Callable[[Flat], None], batches: int = 1
+    ) -> None:
         super().__init__()
-        self.model, self.batch = model, batch
+        self.model, self.batch, self.batches = model, batch, batches
         # Functions, since export may copy the module, and reverts assignments to attributes.
         self.begin: Callable[[nn.Module], None] = lambda model: state.begin(model)
         self.end: Callable[[], None] = lambda: state.end()
@@ -57,14 +60,16 @@ class _Root(nn.Module):
         self.returned = returned
 
     def forward(self, *tensors: Tensor) -> list[Tensor]:
+        count = len(self.batch.where)
         self.begin(self.model)
         try:
-            returned = self.model(**self.batch.filled(tensors))
+            given = [tensors[index * count : (index + 1) * count] for index in range(self.batches)]
+            returned = [self.model(**self.batch.filled(each)) for each in given]
             self.end()
         finally:
             self.undo()
         try:
-            flat, results = Flat.of(returned)
+            flat, results = Flat.of(returned if self.batches > 1 else returned[0])
         except TypeError as error:
             raise PassedError(
                 f"{type(self.model).__name__} returns {error}, in which torch finds no tensors: register its class "
@@ -90,16 +95,25 @@ def trace(
     returned: list[Flat] = []
     state = State(whole)
     require_no_backward_hooks(modules_around(skeleton.model, whole))
-    root = _Root(skeleton.model, batch, state, returned.append)
     names = {id(module): name for name, module in skeleton.model.named_modules()}
-    # The graph is also for training, whatever the caller is doing: a no_grad() around it leaves no trace in the graph.
-    with torch.inference_mode(False), torch.enable_grad(), Recorder(whole, state) as recorder:
-        fakes = tuple(map(skeleton.fake, tensors.values()))
+
+    def exported(batches: int) -> torch.export.ExportedProgram:
+        fakes = tuple(skeleton.fake(tensor) for _ in range(batches) for tensor in tensors.values())
+        root = _Root(skeleton.model, batch, state, returned.append, batches)
         try:
-            program = torch.export.export(root, fakes, strict=False)
+            return torch.export.export(root, fakes, strict=False)
         except Exception as error:
             raise TraceError(failure_message(error, skeleton.model, names)) from error
-    return _Copy(program, recorder.calls, layers, tensors).traced(returned[-1])
+
+    # The graph is also for training, whatever the caller is doing: a no_grad() around it leaves no trace in the graph.
+    with torch.inference_mode(False), torch.enable_grad(), Recorder(whole, state) as recorder:
+        program = exported(1)
+        if state.filled:
+            both = exported(2)
+            inputs = both.graph_signature.user_inputs
+            batches = [inputs[: len(inputs) // 2], inputs[len(inputs) // 2 :]]
+            require_nothing_kept(both.graph, batches, recorder.calls, state.filled)
+    return _Copy(program, recorder.calls, layers, tensors).traced(returned[0])
 
 
 class _Copy:

@@ -31,7 +31,10 @@ class Reversing(nn.Module):
 
 
 class Adversarial(nn.Module):
-    """A model that reverses gradients between its layers: itself, in a module, by a hook, or not at all."""
+    """A model that reverses gradients between its layers: itself, in a module, by a hook, or not at all.
+
+    Or it only looks at them.
+    """
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -47,20 +50,28 @@ class Adversarial(nn.Module):
             x = self.reverse(x)
         elif self.how == "hook":
             x.register_hook(lambda gradient: -3 * gradient)
+        elif self.how == "look":
+            x = 2 * x if x.requires_grad else x
+        elif self.how == "look at a parameter":
+            x = 2 * x if self.layers[1].weight.requires_grad else x
         elif self.how == "without gradients":
             with torch.no_grad():
                 x = x + Reverse.apply(x)
         return checkpoint(self.layers[1], x, use_reentrant=False)
 
 
-@pytest.mark.parametrize(("how", "what"), [("function", "applies Reverse, a t"), ("hook", "calls Tensor.register_")])
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [("function", "applies Reverse, a t"), ("hook", "calls Tensor.register_"), ("look", "looks at Tensor.requires_g")],
+)
 def test_a_gradient_of_the_models_own_between_layers_is_refused(how: str, what: str) -> None:
     with pytest.raises(TraceError, match=rf"the model itself \(Adversarial\), .*\n.*\n  the model {what}"):
         Stages(Adversarial(how).double(), {"x": reals(2, WIDTH)}, (1, 1))
     assert Reverse.apply(torch.ones(2)).sum() == 2, "after the error, functions must work again"
+    assert "requires_grad" not in vars(Tensor)
 
 
-@pytest.mark.parametrize("how", ["module", "without gradients"])
+@pytest.mark.parametrize("how", ["module", "without gradients", "look at a parameter"])
 def test_in_a_module_or_without_gradients_it_is_right(how: str) -> None:
     torch.manual_seed(0)
     model, batch = Adversarial(how).double(), {"x": reals(2, WIDTH)}

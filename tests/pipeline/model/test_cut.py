@@ -84,6 +84,7 @@ class Masked(nn.Module):
     def __init__(self, before_cut: bool) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.same = nn.Identity()
         self.before_cut = before_cut
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
@@ -91,7 +92,7 @@ class Masked(nn.Module):
         self.calls += 1
         mask = torch.zeros(LENGTH, WIDTH, dtype=x.dtype)
         mask[0] = 1
-        mask[:, 1].add_(2)
+        self.same(mask)[:, 1].add_(2)
         with torch.no_grad():
             scale = self.layers[0].weight.norm() + torch.tensor([1.0, 2.0]).sum()
         value = self.layers[0](x)

@@ -39,9 +39,23 @@ class Setting(nn.Module):
         self.layers = nn.ModuleList(Layer() for _ in range(2))
         self.register_buffer("mean", torch.zeros(WIDTH))
         self.table: Tensor | None = None
+        self.seen: list[Tensor] = []
+        self.lengths: dict[str, int] = {}
+        self.scale = nn.Parameter(torch.ones(WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.how == "counter":
+        if self.how == "list":
+            self.seen.append(x)
+        elif self.how == "dict":
+            self.lengths["x"] = len(x)
+        elif self.how == "list for a while":
+            self.seen.append(2 * x)
+            x = self.seen.pop()
+        elif self.how == "parameter":
+            self.scale = nn.Parameter(torch.zeros(WIDTH))
+        elif self.how == "functional":
+            x = torch.func.functional_call(self.layers[0], {"linear.bias": self.scale}, (x,))
+        elif self.how == "counter":
             self.steps += 1
         elif self.how == "buffer":
             self.mean = 0.9 * self.mean + x.detach().mean(0)
@@ -50,7 +64,7 @@ class Setting(nn.Module):
         elif self.table is None:
             self.table = torch.arange(WIDTH, dtype=x.dtype)
         for layer in self.layers:
-            x = layer(x) + self.mean + self.steps
+            x = layer(x) * self.scale + self.mean + self.steps
         return x if self.table is None else x * self.table
 
 
@@ -60,16 +74,21 @@ class Setting(nn.Module):
         ("counter", r"steps in its forward"),
         ("buffer", r"mean in its forward, and the stages would use the old value: change a buffer in place"),
         ("layer", r"layers\.1\.gate, an attribute inside a layer"),
+        ("list", r"seen in its forward"),
+        ("dict", r"lengths in its forward"),
+        ("parameter", r"scale in its forward"),
+        ("functional", r"layers\.0\.linear\.bias, an attribute inside"),
     ],
 )
 def test_state_that_a_model_sets_between_layers_is_refused(how: str, what: str) -> None:
-    with pytest.raises(TraceError, match=f"the model sets {what}"):
+    with pytest.raises(TraceError, match=f"the model (sets|changes) {what}"):
         Stages(Setting(how).double(), {"x": reals(2, WIDTH)}, (1, 1))
 
 
-def test_caches_and_the_state_of_layers_are_right() -> None:
+@pytest.mark.parametrize("how", ["cache", "list for a while"])
+def test_caches_and_the_state_of_layers_are_right(how: str) -> None:
     torch.manual_seed(0)
-    model, batch = Setting("cache").double(), {"x": reals(2, WIDTH)}
+    model, batch = Setting(how).double(), {"x": reals(2, WIDTH)}
     stages = Stages(model, batch, (1, 1))
     found = stages()
     assert [layer.calls for layer in model.layers] == [1, 1]

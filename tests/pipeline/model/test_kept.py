@@ -1,0 +1,87 @@
+"""What a model keeps from one batch for the next, in attributes that are None at first, is missing in its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from symm_overlap.pipeline.model import TraceError
+from tests.pipeline.model.in_one_process import Stages
+from tests.pipeline.model.models import WIDTH, reals
+
+
+class Keeping(nn.Module):
+    """A model with something between its layers."""
+
+    def __init__(self, between: Callable[[Keeping, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.between = between
+        self.kept: Tensor | None = None
+        self.count: int | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layers[1](self.between(self, x, self.layers[0](x)))
+        return y
+
+
+def the_last_result(model: Keeping, x: Tensor, y: Tensor) -> Tensor:
+    z = y if model.kept is None else y + model.kept
+    model.kept = z.detach()
+    return z
+
+
+def the_last_input(model: Keeping, x: Tensor, y: Tensor) -> Tensor:
+    z = y if model.kept is None else y + model.kept
+    model.kept = x
+    return z
+
+
+def rows_of_a_table(model: Keeping, x: Tensor, y: Tensor) -> Tensor:
+    if model.kept is None:
+        model.kept = torch.zeros(4, WIDTH, dtype=x.dtype)
+    z = y + model.kept[:2]
+    model.kept.view(2, 2, WIDTH)[0].copy_(x)
+    return z
+
+
+def a_number(model: Keeping, x: Tensor, y: Tensor) -> Tensor:
+    model.count = (model.count or 0) + 1
+    return y * model.count
+
+
+def whether_it_is_the_first(model: Keeping, x: Tensor, y: Tensor) -> Tensor:
+    first, model.count = model.count is None, 1
+    return model.layers[0](y) if first else y
+
+
+def a_result_that_nothing_reads(model: Keeping, x: Tensor, y: Tensor) -> Tensor:
+    model.kept, model.count = y, len(y)
+    return y
+
+
+def what_depends_on_no_batch(model: Keeping, x: Tensor, y: Tensor) -> Tensor:
+    if model.kept is None:
+        model.kept = torch.arange(WIDTH, dtype=x.dtype)
+        model.kept.mul_(2)
+    return y * model.kept
+
+
+@pytest.mark.parametrize(
+    "between", [the_last_result, the_last_input, rows_of_a_table, a_number, whether_it_is_the_first]
+)
+def test_what_is_kept_for_the_next_batch_is_refused(between: Callable[[Keeping, Tensor, Tensor], Tensor]) -> None:
+    with pytest.raises(TraceError, match=r"does something else with a second batch .* it fills (kept|count), which"):
+        Stages(Keeping(between).double(), {"x": reals(2, WIDTH)}, (1, 1), layer_names="layers")
+
+
+@pytest.mark.parametrize("between", [a_result_that_nothing_reads, what_depends_on_no_batch])
+def test_what_makes_no_difference_may_be_kept(between: Callable[[Keeping, Tensor, Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    model, batch = Keeping(between).double(), {"x": reals(2, WIDTH)}
+    stages = Stages(model, batch, (1, 1))
+    for _ in range(2):
+        torch.testing.assert_close(stages(), model(**batch), rtol=0, atol=0)
