@@ -18,8 +18,8 @@ def dispatches_to_kernel_only(arguments: Sequence[Any], /) -> bool:
 def argument_key(arguments: Sequence[Any], /) -> bytes:
     """Return equal bytes for arguments that are alike. See csrc/cpu/arguments.h."""
 
-def layout_key(tensors: Sequence[Tensor], /) -> bytes:
-    """Return equal bytes for lists with the same strides and alignments. See csrc/cpu/arguments.h."""
+def layout_key(tensors: Sequence[Tensor | None], /) -> bytes:
+    """Return equal bytes for lists with the same dtypes, sizes, strides and alignments. See csrc/cpu/arguments.h."""
 
 def profiled() -> bool:
     """True if a profiler records this thread."""

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace symm_overlap::cpu {
@@ -132,15 +133,19 @@ pybind11::bytes argument_key(pybind11::handle arguments) {
   return pybind11::bytes(key);
 }
 
-pybind11::bytes layout_key(const std::vector<at::Tensor>& tensors) {
+pybind11::bytes layout_key(const std::vector<std::optional<at::Tensor>>& tensors) {
   std::string key;
-  key.reserve(256);
-  for (const at::Tensor& tensor : tensors) {
-    append(key, tensor.dim());
-    for (const int64_t stride : tensor.strides()) {
+  key.reserve(512);
+  for (const std::optional<at::Tensor>& tensor : tensors) {
+    if (!tensor) {
+      key += 'N';
+      continue;
+    }
+    append(key, *tensor);
+    for (const int64_t stride : tensor->strides()) {
       append(key, stride);
     }
-    key += reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0 ? 'A' : 'U';
+    key += reinterpret_cast<uintptr_t>(tensor->const_data_ptr()) % 16 == 0 ? 'A' : 'U';
   }
   return pybind11::bytes(key);
 }

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <pybind11/pybind11.h>
 
+#include <optional>
 #include <vector>
 
 namespace symm_overlap::cpu {
@@ -23,8 +24,9 @@ bool dispatches_to_kernel_only(pybind11::handle arguments);
 // TypeError for an argument of another type, or of a subclass of int or str.
 pybind11::bytes argument_key(pybind11::handle arguments);
 
-// Returns equal bytes for lists of tensors with the same strides, if each address is a multiple of 16 in one list
-// exactly if it is one in the other. Kernels that are compiled for a call depend on both.
-pybind11::bytes layout_key(const std::vector<at::Tensor>& tensors);
+// Returns equal bytes for lists with None in the same places whose tensors have the same dtypes, devices, sizes and
+// strides, if each address is a multiple of 16 in one list exactly if it is one in the other. A kernel that is compiled
+// for a call, and the numbers that it gets, depend on all of these.
+pybind11::bytes layout_key(const std::vector<std::optional<at::Tensor>>& tensors);
 
 }  // namespace symm_overlap::cpu

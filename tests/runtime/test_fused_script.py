@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -47,6 +48,61 @@ def test_a_program_is_reused_for_tensors_with_the_same_strides_alignment_and_tim
         with symm_overlap.timeout(7):  # the kernel's own limit follows from it
             call(me, given[0])
         assert asked.call_count == 2 * len(given) + 1
+
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+ONE = torch.ones(1, 1)
+
+
+def gather_scaled(
+    me: StandIn,
+    dtype: torch.dtype = E4M3,
+    out: torch.dtype = torch.bfloat16,
+    A_scale: torch.Tensor = ONE,
+    B_scale: torch.Tensor = ONE,
+    bias: torch.Tensor | None = None,
+    result_scale: torch.Tensor | None = None,
+    fast: bool = False,
+) -> None:
+    symm_overlap.all_gather_scaled_matmul(
+        torch.zeros(ROWS, K).to(E4M3), [torch.zeros(N, K).to(dtype).t()], A_scale, [B_scale], 0, me.group,
+        biases=[bias], result_scales=[result_scale], out_dtype=out, use_fast_accum=fast, return_A=False,
+    )  # fmt: skip
+
+
+def scatter_scaled(me: StandIn, A: torch.dtype = E4M3, B: torch.dtype = E4M3, fast: bool = False) -> None:
+    rows, weight = torch.zeros(2 * ROWS, K).to(A), torch.zeros(N, K).to(B).t()
+    symm_overlap.scaled_matmul_reduce_scatter(rows, weight, ONE, ONE, "sum", 0, me.group, use_fast_accum=fast)
+
+
+OTHER_KERNELS: list[tuple[Any, dict[str, Any]]] = [
+    *((gather_scaled, {"out": dtype}) for dtype in (torch.float32, torch.float16, E4M3)),
+    (gather_scaled, {"dtype": E5M2}),
+    (gather_scaled, {"fast": True}),
+    (gather_scaled, {"A_scale": torch.ones(2 * ROWS, 1)}),
+    (gather_scaled, {"B_scale": torch.ones(1, N)}),
+    (gather_scaled, {"B_scale": torch.ones(N, 1).t()}),
+    (gather_scaled, {"bias": torch.ones(N, dtype=torch.bfloat16)}),
+    (gather_scaled, {"out": E4M3, "result_scale": torch.ones(1)}),
+    (scatter_scaled, {"A": E5M2}),
+    (scatter_scaled, {"B": E5M2}),
+    (scatter_scaled, {"fast": True}),
+]
+
+
+@pytest.mark.parametrize("op", [gather_scaled, scatter_scaled])
+def test_a_program_is_not_reused_for_calls_that_need_another_kernel(op: Any) -> None:
+    """The shapes of all calls are equal. A kernel for other dtypes or scales would compute other numbers."""
+    options = [{}, *(more for each, more in OTHER_KERNELS if each is op)]
+    counting = mock.patch.object(module, "launchable", wraps=module.launchable)
+    with beside_a_kernel(), standing_in(0, 2, path="fused", chunks=1) as me, counting as asked:
+        for count, more in enumerate(options, 1):
+            for _ in range(2):
+                op(me, **more)
+            assert asked.call_count == 2 * count, f"{more}: one program for each half of the workspace"
+        for more in options:
+            op(me, **more)
+        assert asked.call_count == 2 * len(options)
 
 
 def test_a_program_uses_the_flags_that_the_lane_has_now() -> None:

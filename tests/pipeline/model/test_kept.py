@@ -75,7 +75,7 @@ def what_depends_on_no_batch(model: Keeping, x: Tensor, y: Tensor) -> Tensor:
 )
 def test_what_is_kept_for_the_next_batch_is_refused(between: Callable[[Keeping, Tensor, Tensor], Tensor]) -> None:
     with pytest.raises(TraceError, match=r"does something else with a second batch .* it fills (kept|count), which"):
-        Stages(Keeping(between).double(), {"x": reals(2, WIDTH)}, (1, 1), layer_names="layers")
+        Stages(Keeping(between).double(), {"x": reals(2, WIDTH)}, (1, 1))
 
 
 @pytest.mark.parametrize("between", [a_result_that_nothing_reads, what_depends_on_no_batch])

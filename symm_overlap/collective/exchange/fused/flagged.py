@@ -145,19 +145,21 @@ class FlaggedKernel:
         self._launcher(*given, self.flags, self.place, self._machine, row_scale=row_scale)
 
     def described(
-        self, given: Sequence[Tensor | None], others: Sequence[Tensor | None] = ()
+        self, given: Sequence[Tensor | None], others: Sequence[Tensor | None], options: Hashable
     ) -> tuple[Sequence[Tensor], Hashable]:
         """Return the operands of a run with this kernel, and its variant; see `Run`.
 
+        A script contains a compiled kernel and its numbers. So the variant has all that they depend on.
+
         Args:
             given: the operands, and None for those that this call does not have.
-            others: further tensors for whose strides and alignment the kernel is compiled.
+            others: further tensors for whose dtypes and layouts the kernel is compiled, or None.
+            options: what else the kernel is compiled for.
         """
         if self._call.settings.needs is not None or self.flags.native is None:
             return (), None
         operands = [each for each in given if each is not None]
-        key = _C.layout_key([*operands, *(each for each in others if each is not None)])
-        return operands, (key, id(self.flags), self._seconds)
+        return operands, (_C.layout_key([*given, *others]), options, id(self.flags), self._seconds)
 
     def work(self, step: Step, operands: Operands) -> Sequence[Work] | None:
         """See `Run.work`."""

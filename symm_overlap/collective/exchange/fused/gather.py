@@ -54,7 +54,8 @@ class FusedGather(FusedRun, Gather):
     def described(self) -> tuple[Sequence[Tensor], Hashable]:
         """See `Gather.described`."""
         operands = [each for factor in self.factors for each in (*factor.tensors, factor.product)]
-        return self.kernel.described([*operands, self.row_scale], [self.shard, self.gathered])
+        fast = tuple(factor.fast for factor in self.factors)
+        return self.kernel.described([*operands, self.row_scale], [self.shard, self.gathered], fast)
 
     def work(self, step: Step) -> Sequence[Work] | None:
         """See `Run.work`."""

@@ -58,7 +58,7 @@ class _FusedReduction(FusedRun):
         unit = self.cut[1] * columns * self.dtype.itemsize
         tensors = {"output": output, "product": self.product}
         rows, row_scale, factor = self.matmul
-        described = self.kernel.described([rows, *factor.tensors, row_scale], [self.product])
+        described = self.kernel.described([rows, *factor.tensors, row_scale], [self.product], factor.fast)
         super().__init__(call, plan, [output], tensors, *described, workspace=unit)
 
     def rows_of(self, owner: int, piece: int) -> int:
