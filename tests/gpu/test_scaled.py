@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import pytest
 import torch
@@ -150,3 +151,35 @@ def rejected(me: Rank) -> None:
 @pytest.mark.gpu
 def test_a_product_that_the_library_rejects_is_an_error_ahead_of_communication(gpu_ranks: Worlds) -> None:
     gpu_ranks.run(2, rejected)
+
+
+def in_turn(me: Rank, path: Path) -> None:
+    """Matrices of equal shapes, as large as those for which compiled kernels are launched without Triton on a GPU."""
+    interpreted = me.device.type != "cuda" or "SYMM_OVERLAP_HOST_GPU" in os.environ
+    size, problems = 32 if interpreted else 512, []
+    one, outs = torch.ones(()), (torch.bfloat16, torch.float32, torch.float16)
+    cases = list(itertools.product((E4M3, E5M2), (E4M3, E5M2), outs, (False, True)))
+    for index, (A_dtype, B_dtype, out, fast) in enumerate(2 * cases):
+        if A_dtype == B_dtype == E5M2:
+            continue  # no GPU multiplies them
+        As = [zeros_and_ones((size, size), torch.float32, index + rank, size).to(A_dtype) for rank in range(me.world)]
+        B = zeros_and_ones((size, size), torch.float32, index, size).to(B_dtype).t()
+        mine, weight, scale = As[me.rank].to(me.device), B.to(me.device), one.to(me.device)
+        with on_path(path):
+            _, (gathered,) = symm_overlap.all_gather_scaled_matmul(
+                mine, [weight], scale, [scale], 0, me.group, out_dtype=out, use_fast_accum=fast, return_A=False
+            )
+            summed = symm_overlap.scaled_matmul_reduce_scatter(
+                mine, weight, scale, scale, "sum", 0, me.group, out_dtype=out, use_fast_accum=fast
+            )
+        products = [product(A, B, one, one, None) for A in As]
+        total = torch.stack(products).sum(0).chunk(me.world)[me.rank]
+        for what, found, wanted in (("gather", gathered, torch.cat(products)), ("sum", summed, total)):
+            if text := difference(found.cpu(), wanted):
+                problems.append(f"{what} of {A_dtype}, {B_dtype}, {out}, fast {fast}: {text}")
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=str)
+def test_equal_shapes_of_other_dtypes_in_turn(gpu_ranks: Worlds, path: Path) -> None:
+    gpu_ranks.run(2, in_turn, path)

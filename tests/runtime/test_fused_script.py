@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 import symm_overlap
 from bench.harness.stand_in import StandIn, standing_in
 from bench.harness.triton_gpu import beside_a_kernel
+from symm_overlap.collective.exchange.fused import stream_flags
 from symm_overlap.collective.exchange.fused.flagged import _flags
 from symm_overlap.kernels import launchable as module
 from symm_overlap.kernels.flags import ABANDONED, FEWEST, Flags
@@ -145,3 +146,14 @@ def test_a_call_that_fails_ends_the_waits_of_its_kernel() -> None:
         with failing, pytest.raises(RuntimeError, match="no memory"):
             call(me, B)
         assert flags_of(me).status[0] == ABANDONED
+
+
+def test_the_first_error_is_raised_if_cuda_cannot_end_the_waits() -> None:
+    B = torch.empty(K, N)
+    with beside_a_kernel(), standing_in(0, 2, path="fused") as me:
+        call(me, B)
+        failing = mock.patch.object(Script, "run", side_effect=RuntimeError("the first error"))
+        broken = mock.patch.object(stream_flags, "backend_of", side_effect=RuntimeError("CUDA has failed"))
+        with failing, broken as asked, pytest.raises(RuntimeError, match="the first error"):
+            call(me, B)
+        assert asked.called

@@ -1,78 +1,144 @@
 """Find out whether a model keeps something of one batch for the next. Stages would not, since the tracer runs the code
 between layers on attributes that are still None.
 
-The model is traced for two batches, one after the other. Values that depend on neither batch may be kept, as caches do.
+The model is traced for two batches, one after the other. With the second one, it must compute what it computes with the
+first, from the second alone. To compare both, every value gets a number: equal operations on values of equal numbers
+have equal numbers, and the tensors of the second batch have those of the first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import operator
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from torch import fx
+import torch
+from torch import Tensor, fx
+from torch.export.graph_signature import InputKind
 
+from ._torch import FakeTensor
 from .calls import WHOLE_MODULE, Call
-from .effects import touched
+from .effects import graph_in, touched
 from .trace_error import TraceError
+
+_Value = tuple[int, frozenset[int]]
+"""(number of a value, the indices of the batches that it depends on)."""
 
 
 def require_nothing_kept(
-    graph: fx.Graph, batches: Sequence[Collection[str]], calls: Mapping[int, Call], filled: Collection[str]
+    program: torch.export.ExportedProgram, calls: Mapping[int, Call], filled: Collection[str]
 ) -> None:
-    """Check that a model does with the second of two batches what it does with the first, and needs none of its values.
+    """Check what a model does with two batches; see the top of this file.
 
     Args:
-        graph: what it does with both.
-        batches: for each batch, the names of the nodes that are its tensors.
+        program: what it does with both.
         calls: the calls of whole modules, by their number in the graph.
         filled: the names of the attributes that it has filled.
 
     Raises:
-        TraceError: it does not.
+        TraceError: it keeps something.
     """
-    for node in graph.nodes:
-        if node.target is WHOLE_MODULE:
-            node.meta["call"] = calls[node.args[1]]
-    done: list[list[object]] = [[], []]
-    for node, origins in _origins(graph, batches).items():
-        if len(origins) == 2:
-            raise TraceError(_message(filled))
-        if origins and node.op == "call_function":
-            done[origins.pop()].append(_operation(node))
-    if done[0] != done[1]:
-        raise TraceError(_message(filled))
-
-
-def _origins(graph: fx.Graph, batches: Sequence[Collection[str]]) -> dict[fx.Node, set[int]]:
-    """Return for each node but the output the indices of the batches that its value depends on."""
-    found: dict[fx.Node, set[int]] = {}
-    base: dict[fx.Node, fx.Node] = {}  # for a view, what it is a view of
-    for node in graph.nodes:
+    values = _Values(program, calls)
+    outputs: list[_Value] = []
+    for node in program.graph.nodes:
         if node.op == "output":
-            break
-        found[node] = {index for index, names in enumerate(batches) if node.name in names}
+            outputs = [values.now(value) for value in node.args[0] if isinstance(value, fx.Node)]
+        else:
+            values.add(node)
+    for found in (outputs, values.lasting):
+        half = len(found) // 2
+        first, second = ([number for number, _ in each] for each in (found[:half], found[half:]))
+        if first != second or any(0 in origins for _, origins in found[half:]):
+            names = ", ".join(sorted(filled))
+            raise TraceError(
+                f"the model does something else with a second batch than with the first, or needs a value of the "
+                f"first: it fills {names}, which the stages would not. Keep such values in buffers that are changed in "
+                "place (add_, copy_), or in a module that has no layers inside"
+            )
+
+
+class _Values:
+    """The values of the nodes of a program.
+
+    Attributes:
+        lasting: the changes of buffers and inputs, in order. The stages make them too.
+    """
+
+    def __init__(self, program: torch.export.ExportedProgram, calls: Mapping[int, Call]) -> None:
+        self._program, self._calls = program, calls
+        self._specs = {getattr(spec.arg, "name", None): spec for spec in program.graph_signature.input_specs}
+        self._inputs = list(program.graph_signature.user_inputs)
+        self._numbers: dict[object, int] = {}
+        self._values: dict[fx.Node, _Value] = {}
+        self._base: dict[fx.Node, fx.Node] = {}  # for a view, what it is a view of
+        self._written: dict[fx.Node, _Value] = {}  # all that was written to the memory of a node
+        self.lasting: list[_Value] = []
+
+    def add(self, node: fx.Node) -> None:
+        """Add the next node."""
+        if node.target is WHOLE_MODULE:
+            node.meta["call"] = self._calls[int(str(node.args[1]))]
         shared, changed = touched(node)
-        base[node] = base[shared[0]] if shared else node
-        found[node].update(*(found[other] | found[base[other]] for other in node.all_input_nodes))
-        for other in changed:
-            if base[other].op != "placeholder":  # what buffers keep, the stages keep too
-                found[base[other]] |= found[node]
-    return found
+        self._base[node] = self._base[shared[0]] if shared else node
+        value = self._value(self._key(node), *map(self.now, node.all_input_nodes), batch=self._batch(node))
+        in_place = bool(shared and changed) and node.target is not WHOLE_MODULE  # then it returns what it changes
+        self._values[node] = self._values[changed[0]] if in_place else value
+        bases = [self._base[other] for other in changed]
+        for base in bases:
+            if base.op != "placeholder":  # later calls of a stage see what buffers keep, and the whole model does
+                written = [self._written[base]] if base in self._written else []
+                self._written[base] = self._value("written", *written, value)
+        call = node.meta.get("call") if node.target is WHOLE_MODULE else None
+        if any(base.op == "placeholder" for base in bases) or (call is not None and call.updated):
+            self.lasting.append(value)
+
+    def now(self, node: fx.Node) -> _Value:
+        """Return the value that a node has now, which depends on what was written to its memory."""
+        written = self._written.get(self._base[node])
+        return self._values[node] if written is None else self._value("now", self._values[node], written)
+
+    def _value(self, key: object, *inputs: _Value, batch: int | None = None) -> _Value:
+        number = self._numbers.setdefault((key, *(number for number, _ in inputs)), len(self._numbers))
+        own = frozenset() if batch is None else frozenset({batch})
+        return number, own.union(*(origins for _, origins in inputs))
+
+    def _batch(self, node: fx.Node) -> int | None:
+        count = len(self._inputs) // 2
+        return self._inputs.index(node.name) // count if node.name in self._inputs else None
+
+    def _key(self, node: fx.Node) -> object:
+        if node.op == "placeholder":
+            if node.name in self._inputs:
+                return "input", self._inputs.index(node.name) % (len(self._inputs) // 2)
+            spec = self._specs[node.name]
+            constant = spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER)
+            return _key_of(self._program.constants[spec.target]) if constant else spec.target
+        if (graph := graph_in(node)) is not None:
+            return self._key_of_graph(graph)
+        if node.op == "get_attr":
+            return _key_of(operator.attrgetter(str(node.target))(self._program.graph_module))
+        if node.target is WHOLE_MODULE:
+            call: Call = node.meta["call"]
+            return call.name, repr(call.given.constants)
+        constants: Any = fx.map_arg((node.args, node.kwargs), lambda argument: None)
+        return str(node.target), repr(constants)
+
+    def _key_of_graph(self, module: fx.GraphModule) -> object:
+        """Return a key for a graph that is an argument of an operator: its nodes, with the places of their inputs."""
+        places = {node: place for place, node in enumerate(module.graph.nodes)}
+        keys: list[object] = []
+        for node in places:
+            inner = graph_in(node)
+            what: object = str(node.target) if inner is None else self._key_of_graph(inner)
+            args: Any = fx.map_arg((node.args, node.kwargs), places.__getitem__)
+            if node.target is WHOLE_MODULE:
+                call = self._calls[int(str(node.args[1]))]
+                what, args = (call.name, repr(call.given.constants)), args[0][0]
+            keys.append((node.op, what if node.op != "placeholder" else None, repr(args)))
+        return tuple(keys)
 
 
-def _operation(node: fx.Node) -> object:
-    """Return what a node does, without its tensors."""
-    if node.target is WHOLE_MODULE:
-        call: Call = node.meta["call"]
-        return call.name, call.given.constants
-    constants: Any = fx.map_arg((node.args, node.kwargs), lambda argument: None)
-    return str(node.target), repr(constants)
-
-
-def _message(filled: Collection[str]) -> str:
-    names = ", ".join(sorted(filled))
-    return (
-        f"the model does something else with a second batch than with the first, or needs a value of the first: it "
-        f"fills {names}, which the stages would not. Keep such values in buffers that are changed in place (add_, "
-        "copy_), or in a module that has no layers inside"
-    )
+def _key_of(constant: Any) -> object:
+    if isinstance(constant, Tensor) and not isinstance(constant, FakeTensor) and constant.device.type == "cpu":
+        return str(constant.dtype), tuple(constant.shape), repr(constant.tolist())
+    return id(constant)

@@ -108,11 +108,8 @@ def trace(
     # The graph is also for training, whatever the caller is doing: a no_grad() around it leaves no trace in the graph.
     with torch.inference_mode(False), torch.enable_grad(), Recorder(whole, state) as recorder:
         program = exported(1)
-        if state.filled:
-            both = exported(2)
-            inputs = both.graph_signature.user_inputs
-            batches = [inputs[: len(inputs) // 2], inputs[len(inputs) // 2 :]]
-            require_nothing_kept(both.graph, batches, recorder.calls, state.filled)
+        if state.filled and tensors:
+            require_nothing_kept(exported(2), recorder.calls, state.filled)
     return _Copy(program, recorder.calls, layers, tensors).traced(returned[0])
 
 

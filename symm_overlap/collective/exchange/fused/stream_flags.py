@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -88,6 +89,9 @@ class StreamFlags(Flags):
         return True
 
     def abandon(self, error: BaseException) -> None:
-        """See `Flags.abandon`. On a separate stream, because the call's streams may wait for flags that never come."""
-        with torch.cuda.stream(backend_of(self._device.type).stream_ahead(self._device)):
+        """See `Flags.abandon`. On a separate stream, because the call's streams may wait for flags that never come.
+
+        If CUDA does nothing any more, this does nothing either: ``error`` says more than another error of CUDA.
+        """
+        with suppress(RuntimeError), torch.cuda.stream(backend_of(self._device.type).stream_ahead(self._device)):
             self.native.give_up()
