@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch.fx import Node
 from torch.nn.functional import ScalingType, SwizzleType
 
@@ -17,6 +18,8 @@ _SCALED = ("bias", "scale_result", "out_dtype", "use_fast_accum")
 # The recipes of torch.nn.functional.scaled_mm that the ops support: one scale, or one for each row and each column.
 _RECIPES = ([ScalingType.TensorWise.value], [ScalingType.RowWise.value])
 _NOT_SWIZZLED: tuple[list[int], ...] = ([], [SwizzleType.NO_SWIZZLE.value])
+_CONVERSIONS = (torch.ops.prims.convert_element_type.default, aten._to_copy.default)
+_TURNED = (*VIEWS, aten.permute.default, aten.t.default, aten.transpose.int)
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def matmul_of(node: Any) -> Matmul | None:
         return None
     args: tuple[Any, ...] = node.args
     if node.target is aten.mm.default:
-        return Matmul(node, *args)
+        return None if _reads_int8(node) else Matmul(node, *args)
     if node.target is aten._scaled_mm.default:
         left, right, of_left, of_right, *rest = args
         given = dict(zip(_SCALED, rest, strict=False)) | dict(node.kwargs)
@@ -102,9 +105,31 @@ def column_biases(write: Writer, matmuls: Sequence[Matmul]) -> list[Node] | None
 
 def why_no_matmul(node: Any) -> str:
     """Return why a matmul of torch cannot be replaced here; empty for every other node."""
-    if not isinstance(node, Node) or node.target is not aten._scaled_mm_v2.default or _of_recipes(node) is not None:
+    if not isinstance(node, Node):
+        return ""
+    if node.target is aten.mm.default and _reads_int8(node):
+        return "on CPU, Inductor multiplies by this int8 weight itself, which is quicker than converting it"
+    if node.target is not aten._scaled_mm_v2.default or _of_recipes(node) is not None:
         return ""
     return "scaled_mm has other scales than one number for each matrix, or one for each row and each column"
+
+
+def _reads_int8(node: Node) -> bool:
+    """True for a matmul that Inductor replaces by ``aten._weight_int8pack_mm``: by an int8 weight that is converted, on
+    CPU, in bfloat16, with a scale.
+    """
+    product = value(node)
+    if product.dtype != torch.bfloat16 or product.device.type != "cpu":
+        return False
+    weight: Any = node.args[1]
+    while weight.target in _TURNED and is_tensor(weight.args[0]):
+        weight = weight.args[0]
+    if weight.target not in _CONVERSIONS or value(weight.args[0]).dtype != torch.int8:
+        return False
+    user = node
+    while len(user.users) == 1 and next(iter(user.users)).target in VIEWS:
+        (user,) = user.users
+    return [each.target for each in user.users] == [aten.mul.Tensor]
 
 
 def _of_recipes(node: Node) -> Matmul | None:

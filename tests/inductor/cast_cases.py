@@ -274,3 +274,13 @@ def a_batch_of_matmuls_beside_a_matrix(world: int, name: str, new: New) -> Any:
 def a_batch_of_matmuls_beside_a_matmul_with_a_bias(world: int, name: str, new: New) -> Any:
     product = torch.bmm(new(2, 2 * world, 3), new(3, 5).expand(2, 3, 5)).view(4 * world, 5)
     return scatter(product + torch.addmm(new(5), new(4 * world, 4), new(4, 5)), world, name)
+
+
+@fused(1)
+def an_int8_weight_without_a_scale(world: int, name: str, new: New) -> Any:
+    return gather(new(4, 6).to(torch.bfloat16), world, name) @ new(5, 6).to(torch.int8).t().to(torch.bfloat16), new(2)
+
+
+@fused(1)
+def an_int8_weight_in_float32(world: int, name: str, new: New) -> Any:
+    return (gather(new(4, 6), world, name) @ new(5, 6).to(torch.int8).t().float()) * new(5)

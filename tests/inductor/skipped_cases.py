@@ -205,3 +205,11 @@ def a_collective_that_nothing_uses(world: int, name: str, new: New) -> Any:
 def a_bucket_that_nothing_uses(world: int, name: str, new: New) -> Any:
     reduce(torch.cat([(new(2, 3) @ new(3, 4)).view(-1), (new(2, 3) @ new(3, 5)).view(-1)]), name)
     return new(2, 3)
+
+
+@skipped("on CPU, Inductor multiplies by this int8 weight itself")
+def an_int8_weight_with_a_scale(world: int, name: str, new: New) -> Any:
+    weight = new(5, 6).to(torch.int8)
+    return (gather(new(2, 4, 6).to(torch.bfloat16), world, name).view(-1, 6) @ weight.t().to(torch.bfloat16)).view(
+        -1, 4, 5
+    ) * new(5).to(torch.bfloat16)
