@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 from torch.nn.functional import ScalingType, SwizzleType
 
+from ..runtime import TRAITS
 from ._torch import known
 from .graph import SAME, VIEWS, aten, is_tensor, same_shape, value
 from .writer import Writer
@@ -108,18 +109,20 @@ def why_no_matmul(node: Any) -> str:
     if not isinstance(node, Node):
         return ""
     if node.target is aten.mm.default and _reads_int8(node):
-        return "on CPU, Inductor multiplies by this int8 weight itself, which is quicker than converting it"
+        return "Inductor multiplies by this int8 weight itself, which is quicker than converting it"
     if node.target is not aten._scaled_mm_v2.default or _of_recipes(node) is not None:
         return ""
     return "scaled_mm has other scales than one number for each matrix, or one for each row and each column"
 
 
 def _reads_int8(node: Node) -> bool:
-    """True for a matmul that Inductor replaces by ``aten._weight_int8pack_mm``: by an int8 weight that is converted, on
-    CPU, in bfloat16, with a scale.
+    """True for a matmul that Inductor replaces by one that reads an int8 weight.
+
+    The weight is converted to bfloat16 here, and the product is scaled.
     """
     product = value(node)
-    if product.dtype != torch.bfloat16 or product.device.type != "cpu":
+    traits = TRAITS.get(product.device.type)
+    if product.dtype != torch.bfloat16 or traits is None or not traits.int8_weights:
         return False
     weight: Any = node.args[1]
     while weight.target in _TURNED and is_tensor(weight.args[0]):

@@ -51,6 +51,7 @@ class Traits:
         most_ranks_in_a_sum: the largest number of ranks whose partial results can be summed; None: any number.
         kernels: whether fused kernels are compiled, and so can be fast. Otherwise they run in Triton's interpreter.
         divides_by_result_scale: whether torch divides a float8 product by its result scale. Otherwise it multiplies.
+        int8_weights: whether Inductor has a kernel that multiplies by int8 weights without converting them.
         float8_rows_to_try: with how many rows torch shows whether it can multiply float8 matrices of a layout.
     """
 
@@ -67,6 +68,7 @@ class Traits:
     most_ranks_in_a_sum: int | None
     kernels: bool
     divides_by_result_scale: bool
+    int8_weights: bool
     float8_rows_to_try: int
 
 

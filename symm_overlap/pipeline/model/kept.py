@@ -139,6 +139,6 @@ class _Values:
 
 
 def _key_of(constant: Any) -> object:
-    if isinstance(constant, Tensor) and not isinstance(constant, FakeTensor) and constant.device.type == "cpu":
+    if isinstance(constant, Tensor) and not isinstance(constant, FakeTensor) and not constant.is_meta:
         return str(constant.dtype), tuple(constant.shape), repr(constant.tolist())
     return id(constant)

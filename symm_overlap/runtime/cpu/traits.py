@@ -22,5 +22,6 @@ TRAITS = Traits(
     most_ranks_in_a_sum=None,
     kernels=False,
     divides_by_result_scale=True,  # torch 2.11, 2.13, 2.14 and 2.15
+    int8_weights=True,  # aten._weight_int8pack_mm
     float8_rows_to_try=0,  # torch checks everything ahead of the rows, which can take long
 )
