@@ -18,6 +18,7 @@ from symm_overlap.collective.exchange.fused.flagged import _flags
 from symm_overlap.kernels import launchable as module
 from symm_overlap.kernels.flags import ABANDONED, FEWEST, Flags
 from symm_overlap.runtime.script import Script
+from tests.collective.scaled_cases import rows_can_be_scaled
 from tests.runtime.test_launches import ROWS, K, N
 
 
@@ -80,15 +81,15 @@ OTHER_KERNELS: list[tuple[Any, dict[str, Any]]] = [
     *((gather_scaled, {"out": dtype}) for dtype in (torch.float32, torch.float16, E4M3)),
     (gather_scaled, {"dtype": E5M2}),
     (gather_scaled, {"fast": True}),
-    (gather_scaled, {"A_scale": torch.ones(2 * ROWS, 1)}),
-    (gather_scaled, {"B_scale": torch.ones(1, N)}),
-    (gather_scaled, {"B_scale": torch.ones(N, 1).t()}),
     (gather_scaled, {"bias": torch.ones(N, dtype=torch.bfloat16)}),
     (gather_scaled, {"out": E4M3, "result_scale": torch.ones(1)}),
     (scatter_scaled, {"A": E5M2}),
     (scatter_scaled, {"B": E5M2}),
     (scatter_scaled, {"fast": True}),
 ]
+if rows_can_be_scaled():
+    scales = [{"A_scale": torch.ones(2 * ROWS, 1)}, {"B_scale": torch.ones(1, N)}, {"B_scale": torch.ones(N, 1).t()}]
+    OTHER_KERNELS += [(gather_scaled, each) for each in scales]
 
 
 @pytest.mark.parametrize("op", [gather_scaled, scatter_scaled])
