@@ -283,4 +283,4 @@ def an_int8_weight_without_a_scale(world: int, name: str, new: New) -> Any:
 
 @fused(1)
 def an_int8_weight_in_float32(world: int, name: str, new: New) -> Any:
-    return (gather(new(4, 6), world, name) @ new(5, 6).to(torch.int8).t().float()) * new(5)
+    return (gather(new(4, 6).float(), world, name) @ new(5, 6).to(torch.int8).t().float()) * new(5).float()
