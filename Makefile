@@ -77,7 +77,7 @@ ANY_TORCH := collective/planners pipeline/search \
 OF_TORCH := $(addprefix tests/,collective fsdp inductor nn pipeline runtime) \
     $(addprefix --ignore=tests/,$(ANY_TORCH) $(TORCH_ELSEWHERE))
 
-# Of the tests that take long, those of the compiler, whose graphs differ most from one torch to the next, and of FSDP2.
+# Of the tests that take long, those of ops, of FSDP2, and of the compiler, whose graphs differ most from one torch to the next.
 SLOW_OF_TORCH := $(addprefix tests/,collective fsdp inductor) $(filter --ignore=%,$(OF_TORCH))
 
 # The tests of what C++ issues and of what its kernels do. The other GPU tests take four more minutes.

@@ -89,6 +89,12 @@ class State:
                 del own[name]
             for name in own.keys() & known.keys():
                 own[name] = known[name].restored() if isinstance(known[name], _Contents) else known[name]
+            for registered in (module._parameters, module._buffers):
+                for name in list(registered):
+                    if name in known:
+                        registered[name] = known[name]
+                    else:
+                        del registered[name]
 
     def _changed(self, module: nn.Module) -> list[str]:
         known = self._known[_identity(module)]

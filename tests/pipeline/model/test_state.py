@@ -96,10 +96,17 @@ def test_caches_and_the_state_of_layers_are_right(how: str) -> None:
 
 
 class Noting(Setting):
-    """A model that keeps the shape of its latest input, which nothing uses."""
+    """A model that keeps the shape of its latest input, which nothing uses, and a cache in a buffer."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(how)
+        self.register_buffer("rows", None)
 
     def forward(self, x: Tensor) -> Tensor:
         self.shape = tuple(x.shape)
+        if self.rows is None:
+            self.rows = torch.ones(len(x), 1, dtype=x.dtype)
+        x = x * self.rows
         y: Tensor = super().forward(x)
         return y
 
@@ -112,7 +119,8 @@ def test_a_model_may_fill_an_attribute_for_batches_of_several_sizes() -> None:
     for rows in (2, 3, 2):
         read = Batch.of({"x": reals(rows, WIDTH)}, None, {}, 1)
         trace(skeleton, whole, layers, read.inputs.flat, read.microbatches(1)[0])
-    assert not hasattr(skeleton.model, "shape")
+        assert not hasattr(skeleton.model, "shape")
+        assert skeleton.model.rows is None
 
 
 class Repeated(nn.Module):
