@@ -19,7 +19,7 @@ Launches = list[tuple[str, str, str]]
 
 
 class EmulatedStandIn(StandInWorkspace):
-    """A stand-in whose copies from and to peers cross a link."""
+    """A stand-in whose peers are behind a link."""
 
     def __init__(self, world: int, link: Link) -> None:
         super().__init__(world)
@@ -27,8 +27,7 @@ class EmulatedStandIn(StandInWorkspace):
 
     def new_program(self) -> _C.Program:
         """See `StandInWorkspace.new_program`."""
-        begin, end = self.place(1, 0, (1,), torch.uint8).data_ptr(), self._memory.data_ptr() + self._memory.nbytes
-        return PacedProgram(self._link, lambda address: begin <= address < end)
+        return PacedProgram(self._link)
 
 
 def launches(case: Case, link: Link) -> Iterator[tuple[str, Launches]]:

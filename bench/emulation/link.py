@@ -1,14 +1,19 @@
 """The link to a phantom: where a phantom's memory is, and at which pace copies may cross the link.
 
-A copy crosses the link in pieces. Before the first piece, the link's clock is set to now if the link was idle for
-longer than it takes to launch the next copy. After each piece, the stream waits until the link has been busy for as
-long as the piece takes at the chosen speed. This slows down a copy that is quicker than the link. The time of small
-kernels between the pieces is part of that wait.
+On a GPU, a copy across a link with a pace is a copy of fewer bytes from or to host memory, which takes as long
+(csrc/cuda/emulated_link.h).
+
+On a CPU, a copy crosses the link in pieces. Before the first piece, the link's clock is set to now if the link was idle
+for a moment. After each piece, the stream waits until the link has been busy for as long as the piece takes at the
+chosen speed. This slows down a copy that is quicker than the link.
+
+Kernels that read the memory of phantoms are followed by such a wait on both.
 """
 
 from __future__ import annotations
 
 import re
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,9 +27,7 @@ from torch import Tensor
 from symm_overlap import _C
 
 PIECE = 16 << 20
-"""Bytes in a piece. At 369 GB/s a piece takes 45 us. A copy engine that is only a little quicker, and the two changes
-between the copy engine and the kernel that keeps the pace, of a few microseconds each, have room in that time.
-"""
+"""Bytes in a piece of a copy on a CPU."""
 
 TOLERANCE = 0.03
 """Largest relative error of a link's speed against the chosen speed."""
@@ -133,21 +136,53 @@ class HostPacer:
 
 
 class DevicePacer:
-    """A link that uses the clock of a GPU.
+    """A link on a GPU. It must not be used on the default stream.
+
+    Args:
+        device: the GPU.
+        speed: the bytes that cross the link in a second; None: the link has no pace.
 
     Attributes:
-        clock: one int64 on the GPU, the time until which the link is busy, in the GPU's own time.
+        crossing: the ``_C.EmulatedLink``.
     """
 
-    trial = 0.002  # long enough for the host to issue some hundred pieces ahead of the device
+    trial = 0.01  # so long that a microsecond or two for the start of each copy does not count
     _AHEAD = 20_000_000  # cycles, about 10 ms, in which the host may issue work
+    _STAGING = 16 << 20  # bytes
+    _TRIALS = 7
 
-    def __init__(self, clock: Tensor) -> None:
-        self.clock, self._times = clock, torch.zeros(2, dtype=torch.int64, device=clock.device)
+    def __init__(self, device: torch.device, speed: float | None) -> None:
+        self._clock, self._times = (torch.zeros(size, dtype=torch.int64, device=device) for size in (1, 2))
+        self._memory = (
+            torch.zeros(self._STAGING, dtype=torch.uint8, pin_memory=True),
+            torch.zeros(self._STAGING, dtype=torch.uint8, device=device),
+        )
+        torch.cuda.synchronize(device)  # all of it is zeroed on the default stream, and used on others
+        self.crossing = _C.EmulatedLink(self._clock, *self._memory, 1.0, 1.0)
+        shares = [0.0 if speed is None else self._host_speed(from_host) / speed for from_host in (True, False)]
+        self.crossing = _C.EmulatedLink(self._clock, *self._memory, *shares)
+
+    def _host_speed(self, from_host: bool) -> float:
+        """Return the bytes that are copied from or to the host in a second, without the time to start a copy."""
+
+        def spent(nbytes: int) -> float:
+            return statistics.median(
+                self.seconds(lambda: self.crossing.cross(nbytes, from_host)) for _ in range(self._TRIALS)
+            )
+
+        spent(self._STAGING)
+        return self._STAGING / (spent(2 * self._STAGING) - spent(self._STAGING))
 
     def pace(self, ns: int) -> None:
         """See `Pacer.pace`."""
-        _C.pace(self.clock, ns)
+        _C.pace(self._clock, ns)
+
+    @contextmanager
+    def exactly(self) -> Iterator[None]:
+        """Inside, copies across the link move their data, and take any time."""
+        self.crossing.exact = True
+        yield
+        self.crossing.exact = False
 
     def seconds(self, work: Callable[[], object]) -> float:
         """See `Pacer.seconds`."""
@@ -159,46 +194,24 @@ class DevicePacer:
         return (end - begin) / 1e9
 
 
-def across(link: Link, pacer: Pacer, copy: Callable[[Tensor, Tensor], object], target: Tensor, source: Tensor) -> None:
-    """Call ``copy(target, source)`` in pieces of rows, with the pace of the link. One of the two is a phantom's."""
+def across(link: Link, pacer: Pacer, target: Tensor, source: Tensor) -> None:
+    """Copy in pieces of rows, with the pace of the link. One of the two tensors is a phantom's."""
     if link.bytes_per_second is None or not target.numel():
-        copy(target, source)
+        target.copy_(source)
         return
     pacer.pace(0)
     rows = target.shape[0]
     for begin, count in pieces(rows, target.nbytes // rows):
-        copy(target[begin : begin + count], source[begin : begin + count])
+        target[begin : begin + count].copy_(source[begin : begin + count])
         pacer.pace(link.nanoseconds(count * (target.nbytes // rows)))
 
 
 class PacedProgram(_C.Program):
-    """A program whose copies from and to phantoms cross a link.
+    """A program whose kernels that read the memory of phantoms have the pace of a link. The driver paces copies."""
 
-    Args:
-        is_phantom: whether an address is in a phantom's memory.
-    """
-
-    def __init__(self, link: Link, is_phantom: Callable[[int], bool]) -> None:
+    def __init__(self, link: Link) -> None:
         super().__init__()
-        self._link, self._is_phantom = link, is_phantom
-
-    def copy(
-        self, stream: int, to: tuple[int, int], source: tuple[int, int], rows: tuple[int, int, int, int], /
-    ) -> None:
-        """See `_C.Program.copy`."""
-        count, nbytes, to_stride, source_stride = rows
-        crosses = any(tensor < 0 and self._is_phantom(address) for tensor, address in (to, source))
-        if not crosses or self._link.bytes_per_second is None or not count * nbytes:
-            super().copy(stream, to, source, rows)
-            return
-        self.pace(stream, 0)
-        if count == 1:  # a single row is cut into bytes
-            count, nbytes, to_stride, source_stride = nbytes, 1, 1, 1
-        for begin, units in pieces(count, nbytes):
-            places = ((to[0], to[1] + begin * to_stride), (source[0], source[1] + begin * source_stride))
-            piece = (1, units, 0, 0) if rows[0] == 1 else (units, *rows[1:])
-            super().copy(stream, *places, piece)
-            self.pace(stream, self._link.nanoseconds(units * nbytes))
+        self._link = link
 
     def meet_and_sum(
         self,

@@ -21,7 +21,7 @@ class EmulatedCudaWorkspace(CudaWorkspace):
     """See `CudaWorkspace`. The C++ driver issues every step that needs no Python, as on any lane.
 
     Args:
-        pacer: the clock of the link, which all lanes share.
+        pacer: the link itself, which all lanes share.
     """
 
     def __init__(
@@ -55,5 +55,5 @@ class EmulatedCudaWorkspace(CudaWorkspace):
         super().begin(op, seconds, 0, number, by_kernels)
 
     def _new_program(self, driver: _C.CudaDriver) -> _C.Program:
-        driver.emulate_link(self._pacer.clock)
-        return PacedProgram(self._link, self.phantoms.is_phantom)
+        driver.emulate_link(self._pacer.crossing, self.phantoms.ranks[1:])
+        return PacedProgram(self._link)

@@ -18,7 +18,6 @@ from bench.emulation.on_cpu import EmulatedCpuWorkspace
 from bench.emulation.phantoms import PhantomMemory
 from bench.harness.launch import Rank
 from bench.harness.peerless import without_peers
-from symm_overlap import _C
 from symm_overlap.runtime import GroupState, Lane, Workspace, backend_of, state_of
 
 
@@ -58,21 +57,30 @@ class EmulatedRank(Rank):
         found: PhantomMemory = lane.workspace.phantoms  # type: ignore[attr-defined]
         return found
 
-    def copy(self, target: Tensor, source: Tensor) -> None:
+    def copy(self, target: Tensor, source: Tensor, from_peer: bool = True) -> None:
         """Copy from or to a phantom, across the link. The host does not wait, not even if one side is host memory."""
-        # In a GPU, torch would copy by a kernel, which needs multiprocessors. A link between GPUs needs none.
-        across(self.link, self.pacer, _C.copy_beside if self.device.type == "cuda" else Tensor.copy_, target, source)
+        pacer = self.pacer
+        if not isinstance(pacer, DevicePacer):
+            across(self.link, pacer, target, source)
+        elif self.link.bytes_per_second is None or pacer.crossing.exact:
+            target.copy_(source, non_blocking=True)
+        else:
+            pacer.crossing.cross(target.nbytes, from_peer)
+
+    def exactly(self) -> AbstractContextManager[object]:
+        """Return a context in which copies move their data, whatever they do otherwise."""
+        return self.pacer.exactly() if isinstance(self.pacer, DevicePacer) else nullcontext()
 
 
 @contextmanager
 def emulated(world: int, device: str, link: Link) -> Iterator[EmulatedRank]:
-    """Inside, ops run on rank 0 of a group of ``world`` ranks. The other ranks are phantoms. On a GPU, the default
-    stream is not the current one, because copies within a GPU are always kernels there (csrc/cuda/copy.h).
+    """Inside, ops run on rank 0 of a group of ``world`` ranks. The other ranks are phantoms. On a GPU, the
+    current stream is not the default one.
 
     Args:
         device: "cpu" or "cuda". On CPU the plans are also those of GPUs, and threads replace the streams.
     """
-    where, pacer = _device_and_pacer(device)
+    where, pacer = _device_and_pacer(device, link)
     backend = backend_of(where.type)
     plainly = backend.copy
     rank = EmulatedRank(0, world, where, "fake", NobodyToWaitFor(), link, pacer)  # type: ignore[arg-type]
@@ -92,8 +100,9 @@ def emulated(world: int, device: str, link: Link) -> Iterator[EmulatedRank]:
     def copy(target: Tensor, source: Tensor) -> object:
         # Copies of steps that Python runs: all steps on CPU, and those of fused plans on GPUs.
         used = [lane.phantoms for lane in lanes if lane.half]  # type: ignore[attr-defined]
-        if any(memory.is_phantom(each.data_ptr()) for memory in used for each in (target, source)):
-            rank.copy(target, source)
+        to_peer, from_peer = (any(memory.is_phantom(each.data_ptr()) for memory in used) for each in (target, source))
+        if to_peer or from_peer:
+            rank.copy(target, source, from_peer)
             return None
         return plainly(target, source)
 
@@ -106,13 +115,12 @@ def emulated(world: int, device: str, link: Link) -> Iterator[EmulatedRank]:
         yield rank
 
 
-def _device_and_pacer(device: str) -> tuple[torch.device, Pacer]:
+def _device_and_pacer(device: str, link: Link) -> tuple[torch.device, Pacer]:
     if device == "cpu":
         return torch.device("cpu"), HostPacer()
     # By default, the streams of all lanes share 8 hardware queues, in which work of one stream may block the work that
     # another stream waits for. CUDA reads this variable when it starts.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     torch.cuda.set_device(0)
-    pacer = DevicePacer(torch.zeros(1, dtype=torch.int64, device="cuda"))
-    torch.cuda.synchronize()  # the clock is zeroed on the default stream, and read on others
-    return torch.device("cuda", 0), pacer
+    with torch.cuda.stream(torch.cuda.Stream()):
+        return torch.device("cuda", 0), DevicePacer(torch.device("cuda", 0), link.bytes_per_second)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,18 +74,20 @@ def _bound_line(case: Case, by_method: dict[str, dict[str, Any]]) -> str:
 
 
 def measure_link(rank: EmulatedRank) -> dict[str, Any]:
-    """Measure the speed of copies from a phantom, and compare it with the chosen speed."""
+    """Measure the speed of copies from a phantom and to it, and compare the slower one with the chosen speed."""
     speed = rank.link.bytes_per_second
     nbytes = max(_COPIES, round(speed * rank.pacer.trial)) if speed else 1 << 28
     memory = PhantomMemory(2, nbytes // _COPIES, rank.device, rank.link.on_host)
     source = memory.ranks[1].view(-1, 1)
     target = torch.empty_like(source, device=rank.device)
 
-    def work() -> None:
+    def work(from_peer: bool) -> None:
         for _ in range(_COPIES):
-            rank.copy(target, source)
+            rank.copy(*(target, source) if from_peer else (source, target), from_peer)
 
-    seconds = [rank.pacer.seconds(work) for _ in range(1 + _ROUNDS)]
-    reached = _COPIES * source.nbytes / statistics.median(seconds[1:])
+    def seconds(from_peer: bool) -> float:
+        return statistics.median([rank.pacer.seconds(partial(work, from_peer)) for _ in range(1 + _ROUNDS)][1:])
+
+    reached = _COPIES * source.nbytes / max(seconds(True), seconds(False))
     kept = None if speed is None else abs(reached / speed - 1) <= TOLERANCE
     return {"link": rank.link.name, "bytes_per_second": reached, "asked": speed, "kept": kept}

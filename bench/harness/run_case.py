@@ -115,7 +115,7 @@ def _poisoned_call(rank: Rank, prepared: Prepared) -> dict[str, torch.Tensor]:
     """Fill outputs and buffers with NaN on every rank, make a call, and return its results."""
     prepared.poison()
     _meet(rank)  # protects results: no rank may write to a peer that is still filling its buffers with NaN
-    with poisoned_empty(), prepared.around():
+    with poisoned_empty(), prepared.around(), prepared.exactly():
         returned = prepared.call()
     assert prepared.results is not None
     results = dict(prepared.results(returned))

@@ -54,7 +54,8 @@ def _with_phantoms(
             memory.fill_(0xFF)
         fill(me.state, me.lane(lane), loaded[0], case)
 
-    return Prepared(plain.call, plain.results, load=load, poison=poison, around=around, choice=plain.choice)
+    checked = {"exactly": me.exactly} if me.device.type == "cuda" else {}
+    return Prepared(plain.call, plain.results, load, poison, around, choice=plain.choice, **checked)
 
 
 def _ours(

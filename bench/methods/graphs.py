@@ -6,6 +6,8 @@ operation on.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -29,18 +31,29 @@ def in_graphs(method: Method, operations: int) -> Method:
             # Do not even try: an invalid capture leaves torch's allocator in an unusable state.
             raise NotAvailableError("gloo waits on the host, which cannot be captured in a CUDA graph")
         single = method.prepare(rank, case, a, b)
-        graph, returned = _captured(single, operations)
+        timed = checked = used = _captured(single, operations)
+        if single.exactly is not nullcontext:
+            with single.exactly():
+                checked = _captured(single, operations)
+
+        @contextmanager
+        def exactly() -> Iterator[None]:
+            nonlocal used
+            used = checked
+            yield
+            used = timed
 
         def call() -> Any:
+            graph, returned = used
             graph.replay()
             return returned
 
         def poison() -> None:
             single.poison()
-            for output in single.results(returned).values() if single.results else ():
+            for output in single.results(checked[1]).values() if single.results else ():
                 output.fill_(float("nan"))
 
-        return replace(single, call=call, poison=poison, operations=operations)
+        return replace(single, call=call, poison=poison, exactly=exactly, operations=operations)
 
     return replace(method, prepare=prepare)
 

@@ -34,6 +34,8 @@ class Prepared:
         load: runs after the inputs have changed, with their new kind (`bench.harness.case.inputs`).
         poison: fills buffers that outlive a call with NaN.
         around: the context in which calls run, entered outside the timed part.
+        exactly: the context in which a call also runs if its results are checked. Other calls may leave out work that
+            a benchmark only emulates.
         operations: the number of operations in a call.
         choice: returns how the chooser arranges the calls, if they are our ops. Called inside ``around``.
     """
@@ -43,6 +45,7 @@ class Prepared:
     load: Callable[[str], None] = _nothing
     poison: Callable[[], None] = _nothing
     around: Callable[[], AbstractContextManager[object]] = nullcontext
+    exactly: Callable[[], AbstractContextManager[object]] = nullcontext
     operations: int = 1
     choice: Callable[[], Choice] | None = None
 

@@ -6,8 +6,8 @@
 
 #include "cpu/without_gil.h"
 #include "cuda/clock.h"
-#include "cuda/copy.h"
 #include "cuda/driver.h"
+#include "cuda/emulated_link.h"
 #include "cuda/flags.h"
 #include "cuda/kernels.h"
 #include "cuda/lane_host.h"
@@ -72,10 +72,15 @@ void register_cuda(py::module_& module) {
           },
           py::arg("world"), py::arg("channels"), py::arg("source"), py::arg("channel"))
       .def_static("control_words", &LaneHost::control_words, py::arg("world"), py::arg("channels"));
+  py::class_<EmulatedLink, std::shared_ptr<EmulatedLink>>(module, "EmulatedLink")
+      .def(py::init<const at::Tensor&, const at::Tensor&, const at::Tensor&, double, double>(), py::arg("clock"),
+           py::arg("host"), py::arg("device"), py::arg("inward"), py::arg("outward"))
+      .def("cross", &EmulatedLink::cross_on_current, py::arg("nbytes"), py::arg("from_peer"), NoGil())
+      .def_readwrite("exact", &EmulatedLink::exact);
   py::class_<CudaDriver, issue::Driver>(module, "CudaDriver")
       .def(py::init<LaneHost&, int64_t>(), py::arg("lane"), py::arg("sleep_cycles"), py::keep_alive<1, 2>())
       .def("number_of", &CudaDriver::number_of, py::arg("handle"))
-      .def("emulate_link", &CudaDriver::emulate_link, py::arg("link"))
+      .def("emulate_link", &CudaDriver::emulate_link, py::arg("link"), py::arg("peers"))
       .def("reserve_events", &CudaDriver::reserve_events, py::arg("count"));
   py::class_<CudaFlags, issue::Flags, std::shared_ptr<CudaFlags>>(module, "CudaFlags")
       .def(py::init<const at::Tensor&, const at::Tensor&, bool>(), py::arg("status"), py::arg("record"),
@@ -86,7 +91,6 @@ void register_cuda(py::module_& module) {
       .def("wait", py::overload_cast<int>(&CudaFlags::await), py::arg("chunk"), NoGil())
       .def("give_up", &CudaFlags::give_up, NoGil());
   module.def("pace", &pace, py::arg("link"), py::arg("ns"), NoGil());
-  module.def("copy_beside", &copy_tensor_beside, py::arg("target"), py::arg("source"), NoGil());
   module.def("stamp", &stamp, py::arg("times"), py::arg("index"), NoGil());
   module.attr("max_partials") = kMaxPartials;
   module.def("has_memory_operations", &has_memory_operations, py::arg("device"), NoGil());

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "cuda/clock.h"
-#include "cuda/copy.h"
 #include "cuda/launch.h"
 #include "cuda/ops.h"
 
@@ -45,9 +44,18 @@ void CudaDriver::reserve_events(int count) {
   }
 }
 
-void CudaDriver::emulate_link(const at::Tensor& link) {
-  check_clock(link);
-  link_ = link;
+void CudaDriver::emulate_link(std::shared_ptr<EmulatedLink> link, const std::vector<at::Tensor>& peers) {
+  link_ = std::move(link);
+  peers_.clear();
+  for (const at::Tensor& memory : peers) {
+    const char* begin = static_cast<const char*>(memory.const_data_ptr());
+    peers_.emplace_back(begin, begin + memory.nbytes());
+  }
+}
+
+bool CudaDriver::is_of_peer(const char* address) const {
+  return std::any_of(peers_.begin(), peers_.end(),
+                     [&](const auto& memory) { return memory.first <= address && address < memory.second; });
 }
 
 void CudaDriver::begin() {
@@ -148,9 +156,9 @@ void CudaDriver::follow(int stream, int event) {
 }
 
 void CudaDriver::pace(int stream, int64_t ns) {
-  TORCH_CHECK(link_.defined(), "symm_overlap: pace without a link: call emulate_link first");
+  TORCH_CHECK(link_ != nullptr, "symm_overlap: pace without a link: call emulate_link first");
   on(stream);
-  cuda::pace(link_, ns);
+  cuda::pace(link_->clock(), ns);
 }
 
 void CudaDriver::copy(int stream, char* to, const char* from, const issue::Rows& rows) {
@@ -159,8 +167,8 @@ void CudaDriver::copy(int stream, char* to, const char* from, const issue::Rows&
   if (count * bytes == 0) {
     return;
   }
-  if (count == 1 && link_.defined()) {
-    C10_CUDA_CHECK(copy_beside(to, from, bytes, on(stream)));
+  if (link_ != nullptr && link_->paces_copies() && (is_of_peer(to) || is_of_peer(from))) {
+    C10_CUDA_CHECK(link_->cross(count * bytes, is_of_peer(from), on(stream)));
     return;
   }
   if (count == 1) {

@@ -5,10 +5,13 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "cpu/without_gil.h"
+#include "cuda/emulated_link.h"
 #include "cuda/lane_host.h"
 #include "issue/driver.h"
 
@@ -25,9 +28,8 @@ class __attribute__((visibility("hidden"))) CudaDriver final : public issue::Dri
   int number_of(int64_t handle);
   // Creates events 0 to count - 1. They are never destroyed, because captured graphs may refer to them.
   void reserve_events(int count);
-  // Sets the link for `pace`: one int64 of 0, on the lane's device. From now on copies are made as a link to another
-  // GPU makes them: beside the kernels (copy.h).
-  void emulate_link(const at::Tensor& link);
+  // From now on `peers`, memory on the lane's device, is that of ranks behind a link.
+  void emulate_link(std::shared_ptr<EmulatedLink> link, const std::vector<at::Tensor>& peers);
 
   void begin() override;
   void flush() override;
@@ -62,6 +64,7 @@ class __attribute__((visibility("hidden"))) CudaDriver final : public issue::Dri
  private:
   // Makes a stream the current one, for copies, kernels, matmuls and Python.
   cudaStream_t on(int stream);
+  bool is_of_peer(const char* address) const;
   // Makes a stream the current one, for operations that may be added to those pending there.
   PendingOperations& pending_on(int stream);
 
@@ -71,7 +74,8 @@ class __attribute__((visibility("hidden"))) CudaDriver final : public issue::Dri
   std::vector<c10::cuda::CUDAStream> streams_;  // the first is the caller's stream of the current call
   std::vector<bool> used_;
   std::vector<cudaEvent_t> events_;
-  at::Tensor link_;
+  std::shared_ptr<EmulatedLink> link_;
+  std::vector<std::pair<const char*, const char*>> peers_;  // where the memory of each emulated peer begins and ends
   int current_ = 0;
   PendingOperations pending_;  // of the current stream
   bool entered_ = false;       // Python is in the middle of a call

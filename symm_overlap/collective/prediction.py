@@ -164,14 +164,14 @@ class StepCosts:
             cut = m, -(-n // chunks), k
         self._last = None if plan is None else _last_tiles(plan)
         self._turning = frozenset() if plan is None else _turns(plan)
-        # Of each rank's chunks, all but its own are copied, and copies take memory bandwidth from the matmuls.
-        self._beside = costs.beside_copies(self._nbytes * (problem.world - 1) // problem.world)
+        # Of each rank's chunks, all but its own are copied: bytes are read for peers, and as many come from them.
+        self._beside = 2 * self._nbytes * (problem.world - 1) / problem.world
         self._part = *cut, dtype
         self._matmul: tuple[float, float] | None = None
         if self._last is not None:
             held, parts = costs.sms - programs(costs.sms), problem.world * chunks
-            body, tail = costs.matmul(*cut, dtype, held, parts=parts, late=problem.op_kind.gathers, share=costs.fused)
-            self._matmul = body + self._beside, tail
+            late, share, beside = problem.op_kind.gathers, costs.fused, self._beside
+            self._matmul = costs.matmul(*cut, dtype, held, parts=parts, late=late, share=share, beside=beside)
         elif problem.op_kind.multiplies:
             self._matmul = self._matmul_of(1)
 
@@ -185,8 +185,8 @@ class StepCosts:
         (m, n, k, dtype), costs = self._part, self._costs
         # What a series of matmuls loses is assumed to be the same at each of them, whatever its size.
         share = count / (count - 1 + 1 / costs.pieces)
-        body, tail = costs.matmul(count * m, n, k, dtype, costs.held if self._world > 1 else 0, share=share)
-        return body + count * self._beside, tail
+        held = costs.held if self._world > 1 else 0
+        return costs.matmul(count * m, n, k, dtype, held, share=share, beside=count * self._beside)
 
     @property
     def peer_copy(self) -> float:

@@ -118,6 +118,7 @@ class DeviceCosts:
         parts: int = 1,
         late: bool = False,
         share: float = 1.0,
+        beside: float = 0.0,
     ) -> tuple[float, float]:
         """Return the body and the tail of (m, k) @ (k, n), in seconds.
 
@@ -131,11 +132,13 @@ class DeviceCosts:
                 before it.
             late: whether the kernel waits for each part. Then all waves of the last part come after that wait.
             share: the share of the library's rate that the kernel reaches.
+            beside: bytes that copies read and write in the same memory during each matmul.
         """
         free = max(1, self.sms - held)
         # A lower bound for any tiles: both factors are read, and the product is written. A kernel that computes many
         # parts reads without a pause.
         least = (m * k + k * n + m * n) * dtype.itemsize / (self.matmul_memory if parts == 1 else self.memory)
+        least += beside / self.memory
         rate = self.flops.get(dtype, self.flops[torch.float32]) / self.sms
         best = math.inf, 0.0
         for tile, split in product(self.tiles, self.splits if parts == 1 else (1,)):
@@ -150,13 +153,6 @@ class DeviceCosts:
             best = min(best, (whole, body))
         whole, body = max(parts * least, best[0]), max(least, best[1])
         return body, max(0.0, whole - parts * body) + self.kernel + self.matmul_start
-
-    def beside_copies(self, nbytes: int) -> float:
-        """Return the time that copies of ``nbytes`` take from the kernels that run at the same time.
-
-        Memory reads the bytes that go to peers, and writes as many that come from them.
-        """
-        return 2 * nbytes / self.memory
 
     def memory_kernel(self, nbytes: int) -> tuple[float, float]:
         """Return the body and the tail of a kernel that reads and writes ``nbytes`` in all, such as a copy or a sum."""

@@ -49,25 +49,24 @@ def test_ranks_in_a_gloo_group_time_in_a_graph_what_a_graph_can_hold(tmp_path: P
         assert "gloo" in rows[name]["reason"]
 
 
-def test_copies_beside_kernels_are_in_the_order_of_their_stream() -> None:
-    """On the default stream, in a captured stream, and of rows that are not dense, they are ordinary copies."""
-    source, side = torch.arange(96, device="cuda").view(8, 12), torch.cuda.Stream()
+def test_what_crosses_the_link_is_a_share_of_the_bytes() -> None:
+    clock, device = torch.zeros(1, dtype=torch.int64, device="cuda"), torch.zeros(100, dtype=torch.uint8, device="cuda")
+    host = torch.arange(1, 101, dtype=torch.uint8).pin_memory()
+    given, half = host.clone(), torch.arange(1, 101, dtype=torch.uint8) * (torch.arange(100) < 20)
     torch.cuda.synchronize()
-    for stream in (side, torch.cuda.default_stream()):
-        with torch.cuda.stream(stream):
-            torch.cuda._sleep(1_000_000)
-            doubled = source * 2
-            for taken in (doubled, doubled[:, :5], doubled[3:3]):
-                target = torch.empty_like(taken, memory_format=torch.contiguous_format)
-                _C.copy_beside(target, taken)
-                assert torch.equal(target, taken)
-    graph, target = torch.cuda.CUDAGraph(), torch.zeros_like(source)
-    with torch.cuda.graph(graph):
-        _C.copy_beside(target, source)
-    graph.replay()
-    assert torch.equal(target, source)
-    with pytest.raises(ValueError, match="must be on a GPU"):
-        _C.copy_beside(torch.zeros(1), torch.zeros(1))
+    link = _C.EmulatedLink(clock, host, device, 0.5, 0.25)
+    link.cross(40, True)
+    torch.cuda.synchronize()
+    assert torch.equal(device.cpu(), half)
+    link.cross(120, False)
+    torch.cuda.synchronize()
+    assert torch.equal(host, torch.where(torch.arange(100) < 30, half, given))
+    link.cross(1000, True)  # more than there is memory for
+    assert torch.equal(device.cpu(), host)
+    with pytest.raises(ValueError, match="0 or more bytes"):
+        _C.EmulatedLink(clock, host, device, 0.5, -1.0)
+    with pytest.raises(ValueError, match="on the GPU of its clock"):
+        _C.EmulatedLink(clock, host, host, 0.5, 0.5)
 
 
 def test_stamps_come_in_the_order_of_the_stream() -> None:

@@ -67,7 +67,7 @@ def _gpu(
         wait=2e-6,  # by a kernel
         stream_wait=2.6e-6,
         flag=0.8e-6,
-        event=1e-6,
+        event=4e-6,
         turn=2e-6,
         host=1e-6,  # issued from C++
         host_matmul=1e-5,  # torch.mm takes 14 to 16 us from Python on the H200's machine
@@ -92,7 +92,7 @@ COSTS = (
         memory=4800,
         link=450,
         reached=840 / 989,
-        fused=0.96,
+        fused=0.95,
     ),
     _gpu("A100", 108, half=312, eight_bit=312, single=19.5, double=19.5, memory=2039, link=300),
     _gpu("B200", 148, half=2250, eight_bit=4500, single=75, double=37, memory=8000, link=900),

@@ -40,18 +40,6 @@ CUDA_FUNCTION cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t byt
   return copy(to, from, bytes, stream);
 }
 
-// As in CUDA, not on the default stream. A capture of it is not imitated.
-CUDA_FUNCTION cudaError_t cudaMemcpyBatchAsync(void* const* to, const void* const* from, const size_t* bytes,
-                                               size_t count, cudaMemcpyAttributes* attributes, size_t* first,
-                                               size_t different, cudaStream_t stream) {
-  if (stream == nullptr || different != 1 || *first != 0) return result(cudaErrorInvalidValue);
-  if (attributes->srcAccessOrder != cudaMemcpySrcAccessOrderStream) stop("copies out of order are not imitated");
-  if (stream_of(stream).capture != nullptr) return result(cudaErrorStreamCaptureUnsupported);
-  cudaError_t error = cudaSuccess;
-  for (size_t i = 0; i < count && error == cudaSuccess; ++i) error = copy(to[i], from[i], bytes[i], stream);
-  return error;
-}
-
 CUDA_FUNCTION cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t bytes, cudaStream_t stream) {
   return copy(to, from, bytes, stream);
 }
