@@ -59,9 +59,9 @@ def copy_streams(problem: Problem, costs: DeviceCosts | None) -> int:
     """Return the number of copy streams of a call in chunks. ``costs``: those of the device, if they are known.
 
     Measured on an H200 with an emulated link: with one stream, the wait for the next peer's signal left the link idle
-    for 5 to 7 us after every copy. With two streams, copies overlap, so some chunks arrive later. Gathers whose matmuls
-    take longer than their copies took up to 13 percent longer then, because matmuls waited for these chunks. A sum
-    needs all chunks in any case.
+    for 5 us after every copy, and with two for 2.5 us. With two streams, copies may overlap, so some chunks arrive
+    later, and gathers whose matmuls take longer than their copies have to wait for these chunks. A sum needs all chunks
+    in any case.
     """
     if not problem.op_kind.gathers:
         return 2
@@ -157,7 +157,7 @@ class StepCosts:
     def __init__(self, problem: Problem, costs: DeviceCosts, chunks: int, plan: Plan | None = None) -> None:
         m, n, k = _part(problem)
         self._costs, self._world = costs, problem.world
-        self._nbytes = -(-problem.nbytes // chunks)
+        self._chunks, self._nbytes = chunks, -(-problem.nbytes // chunks)
         dtype = problem.factors
         cut = -(-m // chunks), n, k
         if problem.op_kind.moves_weight and problem.op_kind.gathers:  # the weight's rows are the product's columns
@@ -181,10 +181,11 @@ class StepCosts:
         return self._matmul[0] if self._matmul else 0.0
 
     def _matmul_of(self, count: int) -> tuple[float, float]:
-        """Return the body and the tail of one matmul of ``count`` parts."""
+        """Return the body and the tail of one matmul of ``count`` chunks."""
         (m, n, k, dtype), costs = self._part, self._costs
         # What a series of matmuls loses is assumed to be the same at each of them, whatever its size.
-        share = count / (count - 1 + 1 / costs.pieces)
+        parts = count / self._chunks
+        share = parts / (parts - 1 + 1 / costs.pieces)
         held = costs.held if self._world > 1 else 0
         return costs.matmul(count * m, n, k, dtype, held, share=share, beside=count * self._beside)
 

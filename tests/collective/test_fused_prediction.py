@@ -45,15 +45,14 @@ def test_every_step_of_a_fused_plan_has_its_cost() -> None:
         plan = plans.planned(described, choose(described, Settings(path="fused", chunks=2), direct=True))
         tiles = [step for step in plan.steps if step.kind == "tiles"]
         costs = StepCosts(described, PLAIN, 2, plan)
-        beside = PLAIN.beside_copies((8000 if op == "all_gather_matmul" else 20000) // 2 * 3 // 4)
-        body = (group + beside) * 1e3
+        body = group * 1e3
         assert [costs(0, step) for step in tiles[:-1]] == [pytest.approx((body, 0.0))] * 7
         assert costs(0, tiles[-1]) == pytest.approx((body, (whole - 8 * group + 0.5) * 1e3))
         for step in (step for step in plan.steps if step.kind in kinds):
             follows = step.after and step.kind != "poll"
             assert sum(costs(0, step)) / 1e3 == pytest.approx(kinds[step.kind] + bool(follows) * event), step
         found = predict_plan(described, PLAIN, plan, Candidate("fused", 2))
-        assert found.matmul == pytest.approx((whole + 8 * beside + 0.5) * 1e3)
+        assert found.matmul == pytest.approx((whole + 0.5) * 1e3)
         assert found.host / 1e3 / PLAIN.host == pytest.approx(sum(issued(plan)))
 
 
@@ -114,16 +113,15 @@ def test_a_fused_call_hides_the_shorter_of_copies_and_tiles(op: str) -> None:
     candidate = choose(described, Settings(path="fused", chunks=1), direct=True)
     small = ("copy_start", "kernel", "matmul_start", "signal", "wait", "flag", "event", "turn", "host")
     free = replace(fast, fused=1.0, **dict.fromkeys(small, 0.0))
-    beside = 1e3 * free.beside_copies(7 * 1024 * 8192 * 2)
     whole = sum(free.matmul(8192, 8192, 8192, torch.bfloat16, held=1))
     for slow in (1.0, 1e2):
         found = prediction.predict(described, replace(free, copy=free.copy / slow), candidate)
-        assert found.matmul == pytest.approx(1e3 * whole + beside)
+        assert found.matmul == pytest.approx(1e3 * whole)
         shorter, longer = sorted((found.matmul, found.moves))
         assert longer <= found.total * 1.0001
         assert found.total < longer + shorter / 4
     half = prediction.predict(described, replace(free, fused=0.5), candidate)
-    assert half.matmul == pytest.approx(2e3 * whole + beside)
+    assert half.matmul == pytest.approx(2e3 * whole)
 
 
 def test_small_kernels_do_not_wait_for_matmuls() -> None:

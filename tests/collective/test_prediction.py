@@ -40,8 +40,8 @@ def test_every_step_has_its_cost() -> None:
     costs = StepCosts(described, PLAIN, chunks=2)
     plan = plans.planned(described, choose(described, Settings(path="pipelined", chunks=2), direct=True))
     found = {step.kind: sum(costs(0, step)) / 1e3 - bool(step.after) * PLAIN.event for step in plan.steps}
-    rows = PLAIN.matmul(50, 50, 20, torch.float32, held=1)
-    beside = 2 * (4000 * 3 // 4) / 1e6  # three of four chunks are copied: read here by peers, and read from peers
+    # Half a part loses as much time at its end as a whole part does, as a share of itself twice as much.
+    rows = PLAIN.matmul(50, 50, 20, torch.float32, held=1, share=0.5 / (0.5 - 1 + 1 / PLAIN.pieces))
     assert found == pytest.approx(
         {
             "fork": 0.0,
@@ -49,7 +49,7 @@ def test_every_step_has_its_cost() -> None:
             "signal": 0.125,
             "wait": 0.1875,
             "pull": 0.25 + 4000 / 1e5,
-            "consume": sum(rows) + beside,
+            "consume": sum(rows),
             "join": 0.0,
         }
     )
@@ -141,8 +141,20 @@ def test_torchs_plan_is_predicted_by_the_same_costs() -> None:
     found = predict_plan(described, PLAIN, torch_all_gather_matmul(0, 4), Candidate("torch"))
     crossed = 1e3 * PLAIN.event  # the last barrier, and the first matmul on the other stream, wait for another stream
     assert found.meets == pytest.approx(3 * 187.5 + crossed)
-    beside = PLAIN.beside_copies(8000 * 3 // 4)
-    assert found.matmul == pytest.approx(4e3 * (sum(PLAIN.matmul(100, 50, 20, torch.float32, held=1)) + beside))
+    assert found.matmul == pytest.approx(4e3 * sum(PLAIN.matmul(100, 50, 20, torch.float32, held=1)))
+
+
+def test_copies_slow_down_a_matmul_only_if_memory_cannot_serve_both() -> None:
+    """Of four chunks of 8000 bytes three are copied: they are read here by peers, and as many come from peers."""
+    described = of()
+    for memory in (1e6, 1e3):
+        slow = replace(PLAIN, memory=memory, matmul_memory=memory)
+        read = 4 * (100 * 20 + 20 * 50 + 100 * 50)
+        for chunks, moved in ((1, 2 * 8000 * 3 / 4), (2, 2 * 4000 * 3 / 4)):
+            least = (read - (4 * 50 * 70 if chunks == 2 else 0) + moved) / memory
+            plan = plans.planned(described, choose(described, Settings(path="pipelined", chunks=chunks), direct=True))
+            (body, _), *_ = (StepCosts(described, slow, chunks)(0, step) for step in plan.steps if step.kind == "consume")
+            assert (body / 1e3 == pytest.approx(least)) is (memory == 1e3), (memory, chunks, body, least)
 
 
 # --- the choice

@@ -7,9 +7,10 @@ datasheets.
 
 This project has measured on one H200 (bench/RESULTS.md): large bfloat16 matmuls, the bandwidth of sums, waits by memory
 operations, and the rates of our persistent kernels, 0.96 in gathers and 0.95 in sums. Matmuls of few rows take 6 us
-there, and the time to read the weight at 0.75 of the bandwidth of the datasheet. If streams wait between copies, the
-link is idle for 5 to 7 us. The rate of a series of matmuls was chosen so that plans take as long as measured there. For
-the other GPUs, all this is assumed too, relative to their datasheets. All other figures are estimates.
+there, and the time to read the weight at 0.75 of the bandwidth of the datasheet. If one stream waits between copies,
+the link is idle for 5 us. A kernel starts 3 to 13 us after a copy on another stream has ended. The rate of a series of
+matmuls, and the time after an event, were chosen so that plans take as long as measured there. For the other GPUs, all
+this is assumed too, relative to their datasheets. All other figures are estimates.
 `bench.model_error` compares the model with the times measured on the H200, and with times that others published.
 """
 
