@@ -153,7 +153,8 @@ def test_copies_slow_down_a_matmul_only_if_memory_cannot_serve_both() -> None:
         for chunks, moved in ((1, 2 * 8000 * 3 / 4), (2, 2 * 4000 * 3 / 4)):
             least = (read - (4 * 50 * 70 if chunks == 2 else 0) + moved) / memory
             plan = plans.planned(described, choose(described, Settings(path="pipelined", chunks=chunks), direct=True))
-            (body, _), *_ = (StepCosts(described, slow, chunks)(0, step) for step in plan.steps if step.kind == "consume")
+            step = next(step for step in plan.steps if step.kind == "consume")
+            body, _ = StepCosts(described, slow, chunks)(0, step)
             assert (body / 1e3 == pytest.approx(least)) is (memory == 1e3), (memory, chunks, body, least)
 
 
