@@ -34,6 +34,7 @@ def options(
     *,
     strict: bool = False,
     small: bool = False,
+    merge_sums: bool = True,
     path: str | None = None,
     chunks: int | None = None,
     streams: int | None = None,
@@ -52,6 +53,8 @@ def options(
         strict: raise `NotFusedError` if a collective beside a matmul cannot be fused, or if a graph has none.
         small: also fuse small gathers on GPUs. For these the chooser would use the collectives of torch.distributed, so
             nothing is gained (`symm_overlap.explain`).
+        merge_sums: if the results of several reductions are added, add their inputs instead, and reduce the sum. The
+            results differ by rounding.
         path, chunks, streams, span: see `symm_overlap.force_path`. These and the next two apply to the ops that the
             pass writes. A block around the call of the compiled model overrides them.
         timeout: seconds, see `symm_overlap.timeout`.
@@ -60,7 +63,8 @@ def options(
     Raises:
         ValueError, TypeError: a setting is out of its range.
     """
-    return options_of(_new_pass(Choices(strict, small, checked_settings(path, chunks, streams, span, timeout, lane))))
+    settings = checked_settings(path, chunks, streams, span, timeout, lane)
+    return options_of(_new_pass(Choices(strict, small, merge_sums, settings)))
 
 
 @contextmanager

@@ -18,6 +18,7 @@ class Choices:
 
     strict: bool = False
     small: bool = False
+    merge_sums: bool = True
     settings: Settings = field(default_factory=Settings)
 
 

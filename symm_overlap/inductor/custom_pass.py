@@ -21,7 +21,7 @@ from .cached import find_cached, keep
 from .choices import Choices
 from .graph import is_ours, is_written
 from .groups import known_of_groups
-from .patterns import PATTERNS, Pattern, SkipError, cast_first, empty_buckets, make_plain, quantise_first
+from .patterns import PATTERNS, Pattern, SkipError, add_first, cast_first, empty_buckets, make_plain, quantise_first
 from .report import GraphReport, Site, place_of, record
 from .writer import add_values
 
@@ -57,6 +57,8 @@ class OverlapPass(CustomGraphPass):
         empty_buckets(graph, self.choices)
         quantise_first(graph)
         cast_first(graph)
+        if self.choices.merge_sums:
+            add_first(graph, self.choices)
         report = GraphReport(tuple(site for pattern in PATTERNS for site in self._replace(graph, pattern)), by_hand)
         if any(is_written(node) for node in graph.nodes):
             stable_topological_sort(graph)

@@ -13,6 +13,9 @@ from torch.fx import GraphModule
 from torch.nn.functional import ScalingType, scaled_mm
 
 from symm_overlap.inductor import NotFusedError
+from symm_overlap.inductor.choices import Choices
+from symm_overlap.inductor.custom_pass import OverlapPass
+from symm_overlap.inductor.report import recorded
 from tests.collective.test_fake_group import fake_group
 from tests.inductor.all_cases import CASES, kept_cases
 from tests.inductor.cases import New, c10d, gather, reduce, scatter
@@ -98,6 +101,39 @@ def test_of_coalesced_collectives_one_with_a_matmul_is_enough() -> None:
         graph = traced(program, 2, group, inputs_of(program, 2, group, torch.float32))
         _, report = overlapped(graph)
     assert [(site.matmuls, site.candidate) for site in report.sites] == [(1, True), (0, False)]
+
+
+def test_sums_are_not_merged_if_that_is_not_wanted() -> None:
+    program = CASES["three_sums_are_added"].program
+    with fake_group(2) as group:
+        graph = traced(program, 2, group, inputs_of(program, 2, group, torch.float32))
+        OverlapPass(Choices(merge_sums=False))(graph.graph)
+        assert [site.matmuls for site in recorded().graphs[-1].sites] == [1, 1, 1]
+
+
+def test_collectives_without_a_matmul_are_not_merged() -> None:
+    def program(world: int, name: str, new: New) -> Any:
+        return reduce(new(4, 6), name) + reduce(new(4, 6), name), reduce(new(2, 6) @ new(6, 3), name)
+
+    with fake_group(2) as group:
+        graph = traced(program, 2, group, inputs_of(program, 2, group, torch.float32))
+        _, report = overlapped(graph)
+    assert [(site.matmuls, site.candidate) for site in report.sites] == [(0, False), (0, False), (1, True)]
+
+
+def test_sums_of_different_groups_are_not_merged() -> None:
+    with fake_group(4) as whole:
+        half = dist.new_group([0, 1]).group_name
+
+        def program(world: int, name: str, new: New) -> Any:
+            terms = [
+                reduce(new(4, n) @ new(n, 5), group) for n, group in ((6, whole), (3, half), (2, whole), (1, half))
+            ]
+            return terms[0] + terms[1] + terms[2] + terms[3]
+
+        graph = traced(program, 4, whole, inputs_of(program, 4, whole, torch.float32))
+        _, report = overlapped(graph, strict=True)
+    assert sorted(site.matmuls for site in report.sites) == [1, 1, 2]
 
 
 def test_collectives_of_different_groups_stay_with_their_groups() -> None:

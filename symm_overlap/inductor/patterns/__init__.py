@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .add_first import add_first
 from .all_gather import AllGather
 from .all_reduce import AllReduce
 from .bucket import empty_buckets
@@ -11,7 +12,16 @@ from .pattern import Pattern, SkipError
 from .quantise_first import quantise_first
 from .reduce_scatter import ReduceScatter
 
-__all__ = ["PATTERNS", "Pattern", "SkipError", "cast_first", "empty_buckets", "make_plain", "quantise_first"]
+__all__ = [
+    "PATTERNS",
+    "Pattern",
+    "SkipError",
+    "add_first",
+    "cast_first",
+    "empty_buckets",
+    "make_plain",
+    "quantise_first",
+]
 
 PATTERNS: tuple[type[Pattern], ...] = (ReduceScatter, AllReduce, AllGather)
 """The patterns in the order in which they are tried. A matmul between two collectives belongs to the first match."""

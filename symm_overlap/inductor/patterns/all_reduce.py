@@ -8,6 +8,7 @@ the parts are gathered. An all-reduce moves as many bytes, or more if products a
 from __future__ import annotations
 
 import operator
+from contextlib import suppress
 from math import prod
 
 from torch import Tensor
@@ -84,14 +85,35 @@ class AllReduce:
         moved = of_all_reduce(rows, columns, bias.element_size(), self.world, choice)
         return None if moved is None or others is None else others + moved
 
+    def check(self) -> None:
+        """Raise SkipError if a reduce-scatter and an all-gather cannot replace this collective."""
+        whole = self.node.args[0]
+        assert isinstance(whole, Node)
+        for way in _ways_to_share(whole, self.world):
+            with suppress(SkipError), writing(self.graph, self.node) as write:
+                rows, _ = _in_rank_order(write, whole, self.world, way)
+                collective = write.call(ReduceScatter.target, rows, self.node.args[1], self.world, self.node.args[2])
+                self.node.update_arg(0, collective)  # for now, so that this node does not use the tensor any more
+                try:
+                    ReduceScatter(self.graph, collective, self.choices).check()
+                finally:
+                    self.node.update_arg(0, whole)
+                write.undo()
+                return
+        raise SkipError(self._uneven)
+
+    @property
+    def _uneven(self) -> str:
+        return (
+            "a sum, a scaled product, and a product that is cast or used elsewhere too can be fused only if the ranks "
+            f"can share the rows evenly, and {self.world} ranks cannot, as far as is known"
+        )
+
     def _in_two(self, old: list[Node]) -> int:
         """Write a reduce-scatter, which is fused, and an all-gather of the sums. Return the number of matmuls."""
         whole = self.node.args[0]
         assert isinstance(whole, Node)
-        skipped = SkipError(
-            "a sum, a scaled product, and a product that is cast or used elsewhere too can be fused only if the ranks "
-            f"can share the rows evenly, and {self.world} ranks cannot, as far as is known"
-        )
+        skipped = SkipError(self._uneven)
         for way in _ways_to_share(whole, self.world):
             try:
                 return self._shared(old, whole, way)

@@ -59,16 +59,8 @@ class ReduceScatter:
         if reduce_op not in ("sum", "avg"):
             raise SkipError(f"the reduction is {reduce_op!r}: 'sum' and 'avg' can be fused")
         old = results(self.node)
-        require_unwritten(node for term in terms for node in (term.node, *term.path))
-        require_unwritten(node for term in terms.products for node in term.inputs)
-        place = terms.settle(world)  # type: ignore[arg-type]
-        if not terms.products:
-            raise SkipError("the product is used elsewhere too, also by a tensor that it is added to")
-        if self._kept and terms.out_dtype:
-            raise SkipError("a product is cast before it is reduced, and is used elsewhere too")
+        place = self.check()
         products = [term.matmul for term in terms.products]
-        if products[0].scaled and terms.out_dtype:
-            raise SkipError("the product of a scaled matmul is cast before it is reduced")
         self.path = self._path(place, products)
         with writing(self.graph, self._position()) as write:
             new = self._written(write, place, products)
@@ -78,6 +70,24 @@ class ReduceScatter:
         for node, replacement in new.items():
             node.replace_all_uses_with(replacement)
         return len(products)
+
+    def check(self) -> Place:
+        """Return where the scattered dimension is in the products.
+
+        Raises:
+            SkipError: no op computes this sum.
+        """
+        terms = self.terms
+        require_unwritten(node for term in terms for node in (term.node, *term.path))
+        require_unwritten(node for term in terms.products for node in term.inputs)
+        place = terms.settle(self.node.args[2])  # type: ignore[arg-type]
+        if not terms.products:
+            raise SkipError("the product is used elsewhere too, also by a tensor that it is added to")
+        if self._kept and terms.out_dtype:
+            raise SkipError("a product is cast before it is reduced, and is used elsewhere too")
+        if terms.products[0].matmul.scaled and terms.out_dtype:
+            raise SkipError("the product of a scaled matmul is cast before it is reduced")
+        return place
 
     def _path(self, place: Place, products: list[Matmul]) -> str:
         like = value(products[0].node)

@@ -1,0 +1,74 @@
+"""Small programs that add the results of several reductions. See `tests.inductor.cases`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.inductor.cases import New, fused, reduce, scatter, skipped
+
+
+@fused(3)
+def three_sums_are_added(world: int, name: str, new: New) -> Any:
+    """As in the backward pass of q, k and v, if each reduces the gradient of the common input by itself."""
+    q, k, v = ((new(2 * world, n) @ new(n, 5)).view(2, world, 5) for n in (6, 3, 4))
+    return reduce(q, name) + reduce(k, name) + reduce(v, name)
+
+
+@fused(2)
+def two_scattered_sums_and_other_tensors_are_added(world: int, name: str, new: New) -> Any:
+    one, two = (scatter(new(2 * world, n) @ new(n, 5), world, name, "avg") for n in (6, 3))
+    other = new(2, 5)
+    return other + one + (new(2, 5) + two) + other
+
+
+@fused(2)
+def two_sums_of_casts_are_added(world: int, name: str, new: New) -> Any:
+    """As in the backward pass under autocast."""
+    one, two = (reduce((new(2 * world, n).half() @ new(n, 5).half()).float(), name) for n in (6, 3))
+    return (one + two).relu()
+
+
+@fused(1)
+def a_sum_of_a_product_and_one_of_another_tensor_are_added(world: int, name: str, new: New) -> Any:
+    return reduce(new(2 * world, 6) @ new(6, 5), name) + reduce(new(2 * world, 5), name)
+
+
+@fused(1, 1)
+def a_sum_and_a_mean_are_added(world: int, name: str, new: New) -> Any:
+    return reduce(new(world, 6) @ new(6, 5), name) + reduce(new(world, 3) @ new(3, 5), name, "avg")
+
+
+@fused(1, 1)
+def a_sum_that_is_added_is_used_elsewhere_too(world: int, name: str, new: New) -> Any:
+    one = reduce(new(world, 6) @ new(6, 5), name)
+    return one + reduce(new(world, 3) @ new(3, 5), name), one.relu()
+
+
+@fused(1, 1)
+def a_sum_is_added_twice(world: int, name: str, new: New) -> Any:
+    one = reduce(new(world, 6) @ new(6, 5), name)
+    return (one + one) + reduce(new(world, 3) @ new(3, 5), name)
+
+
+@fused(1, 1)
+def sums_of_rows_that_the_ranks_cannot_share_are_added(world: int, name: str, new: New) -> Any:
+    """Each is fused by itself. The sum could not be."""
+    return reduce(new(1, 6) @ new(6, 5), name) + reduce(new(1, 3) @ new(3, 5), name)
+
+
+@fused(1, 1)
+def sums_that_are_scattered_along_different_dimensions_are_added(world: int, name: str, new: New) -> Any:
+    columns = torch.cat((new(2, 6) @ new(6, 5 * world)).chunk(world, 1))
+    return scatter(columns, world, name) + scatter(new(2 * world, 3) @ new(3, 5), world, name)
+
+
+@fused(1, 1)
+def two_sums_are_added_with_a_factor(world: int, name: str, new: New) -> Any:
+    return torch.add(reduce(new(world, 6) @ new(6, 5), name), reduce(new(world, 3) @ new(3, 5), name), alpha=2)
+
+
+@skipped("what is reduced is not a whole product of a matmul, nor a sum with one", candidate=False)
+def a_sum_without_a_product(world: int, name: str, new: New) -> Any:
+    return reduce(new(world, 5), name) + new(world, 5)
