@@ -141,6 +141,20 @@ def _block(batch: int) -> Model:
     )
 
 
+def _block_all_reduce() -> Model:
+    """A transformer block whose input and output are the same on every rank. Each layer prepares its own input."""
+    columns = ("attention.q", "attention.k", "attention.v", "ffn.gate", "ffn.up")
+
+    def plan() -> dict[str, ParallelStyle]:
+        found: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in columns}
+        return found | {name: RowwiseParallel() for name in ("attention.o", "ffn.down")}
+
+    return Model(
+        lambda size, mesh: _parallel(Block(size), mesh, plan()),
+        lambda size, world: torch.randn(1, size.seq, size.width, requires_grad=True),
+    )
+
+
 def _torchs_transformer(batch: int) -> Model:
     """The transformer of torch's own tests, with its own plan for sequence parallelism."""
 
@@ -170,5 +184,6 @@ MODELS = {
     "MLP, all-reduce": _mlp_all_reduce(),
     "block, batch 1": _block(1),
     "block, batch 2": _block(2),
+    "block, all-reduce": _block_all_reduce(),
     "torch's Transformer": _torchs_transformer(2),
 }

@@ -56,12 +56,13 @@ MODELS: dict[str, tuple[Make, Callable[[int, int], Tensor], tuple[int, int]]] = 
     "MLP, all-reduce": (models.common("MLP, all-reduce"), replicated, (1, 1)),
     "functional": (functional, rows, (2, 2)),
     "block": (models.common("block, batch 2"), hidden, (4, 4)),
+    "block, all-reduce": (models.common("block, all-reduce"), replicated, (2, 2)),
     "GPT-2 block": (partial(models.sequence_parallel_older_block, norms_first=True), hidden, (4, 4)),
     "BERT block": (partial(models.sequence_parallel_older_block, norms_first=False), hidden, (4, 4)),
     "torch's Transformer": (partial(models.torch_transformer, sequence_parallel=True), tokens, (5, 5)),
-    "torch's Transformer, all-reduce": (partial(models.torch_transformer, sequence_parallel=False), tokens, (2, 5)),
+    "torch's Transformer, all-reduce": (partial(models.torch_transformer, sequence_parallel=False), tokens, (2, 2)),
     "Llama": (partial(models.llama, sequence_parallel=True), tokens, (5, 5)),
-    "Llama, all-reduce": (partial(models.llama, sequence_parallel=False), tokens, (2, 5)),
+    "Llama, all-reduce": (partial(models.llama, sequence_parallel=False), tokens, (2, 2)),
 }
 TRACED = ["torch's Transformer", "Llama, all-reduce"]  # models that take seconds; the other two of these are run
 QUICK = [name for name in MODELS if "Transformer" not in name and "Llama" not in name]
