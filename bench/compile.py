@@ -40,7 +40,14 @@ WORLD = 2
 TARGET_RATIO = 1.0  # time of ours / time of each other way
 TARGET_SHARE = 0.03  # time of the pass / time of compilation
 SIZE = Size(seq=1024, width=512, hidden=2048, heads=8)
-MODELS = ("MLP, dim 0", "MLP, dim 0, no bias", "MLP, all-reduce", "block, batch 1", "block, batch 2", "block, all-reduce")
+MODELS = (
+    "MLP, dim 0",
+    "MLP, dim 0, no bias",
+    "MLP, all-reduce",
+    "block, batch 1",
+    "block, batch 2",
+    "block, all-reduce",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
