@@ -43,7 +43,8 @@ class Link:
     Attributes:
         name: the original text.
         on_host: whether the phantoms' memory is pinned host memory. Otherwise it is memory of the device.
-        bytes_per_second: the pace. None means that copies are not slowed down.
+        bytes_per_second: the pace. None means that copies are not slowed down. On a GPU, those within its memory are
+            then kernels, which wait for the matmul beside them.
     """
 
     name: str
@@ -136,7 +137,7 @@ class HostPacer:
 
 
 class DevicePacer:
-    """A link on a GPU. It must not be used on the default stream.
+    """A link on a GPU, for any streams.
 
     Args:
         device: the GPU.
@@ -157,7 +158,7 @@ class DevicePacer:
             torch.zeros(self._STAGING, dtype=torch.uint8, pin_memory=True),
             torch.zeros(self._STAGING, dtype=torch.uint8, device=device),
         )
-        torch.cuda.synchronize(device)  # all of it is zeroed on the default stream, and used on others
+        torch.cuda.synchronize(device)  # all of it is zeroed on one stream, and used on others
         self.crossing = _C.EmulatedLink(self._clock, *self._memory, 1.0, 1.0)
         shares = [0.0 if speed is None else self._host_speed(from_host) / speed for from_host in (True, False)]
         self.crossing = _C.EmulatedLink(self._clock, *self._memory, *shares)
@@ -181,8 +182,10 @@ class DevicePacer:
     def exactly(self) -> Iterator[None]:
         """Inside, copies across the link move their data, and take any time."""
         self.crossing.exact = True
-        yield
-        self.crossing.exact = False
+        try:
+            yield
+        finally:
+            self.crossing.exact = False
 
     def seconds(self, work: Callable[[], object]) -> float:
         """See `Pacer.seconds`."""

@@ -74,8 +74,8 @@ class EmulatedRank(Rank):
 
 @contextmanager
 def emulated(world: int, device: str, link: Link) -> Iterator[EmulatedRank]:
-    """Inside, ops run on rank 0 of a group of ``world`` ranks. The other ranks are phantoms. On a GPU, the
-    current stream is not the default one.
+    """Inside, ops run on rank 0 of a group of ``world`` ranks. The other ranks are phantoms. On a GPU, a
+    stream of its own is current.
 
     Args:
         device: "cpu" or "cuda". On CPU the plans are also those of GPUs, and threads replace the streams.

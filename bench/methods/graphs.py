@@ -40,8 +40,10 @@ def in_graphs(method: Method, operations: int) -> Method:
         def exactly() -> Iterator[None]:
             nonlocal used
             used = checked
-            yield
-            used = timed
+            try:
+                yield
+            finally:
+                used = timed
 
         def call() -> Any:
             graph, returned = used

@@ -28,7 +28,7 @@ class __attribute__((visibility("hidden"))) CudaDriver final : public issue::Dri
   int number_of(int64_t handle);
   // Creates events 0 to count - 1. They are never destroyed, because captured graphs may refer to them.
   void reserve_events(int count);
-  // From now on `peers`, memory on the lane's device, is that of ranks behind a link.
+  // From now on `peers` is the memory of ranks behind a link.
   void emulate_link(std::shared_ptr<EmulatedLink> link, const std::vector<at::Tensor>& peers);
 
   void begin() override;

@@ -15,7 +15,8 @@ class Prediction:
     Attributes:
         candidate: what is predicted.
         total: from the start of the call on all ranks to its end.
-        matmul: the matmuls, one after the other, each with its last wave. In chunks, copies beside them slow them down.
+        matmul: the matmuls, one after the other, each with its last wave. In chunks, copies beside them slow them down
+            if memory cannot serve both.
         moves: the collective, or the copies, alone. The time of additions is included.
         meets: signals, waits and barriers, one after the other.
         host: until the host has issued everything. The host works ahead of the device.

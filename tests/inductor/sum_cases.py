@@ -18,7 +18,7 @@ def three_sums_are_added(world: int, name: str, new: New) -> Any:
 
 @fused(2)
 def two_scattered_sums_and_other_tensors_are_added(world: int, name: str, new: New) -> Any:
-    one, two = (scatter(new(2 * world, n) @ new(n, 5), world, name, "avg") for n in (6, 3))
+    one, two = (scatter(new(2 * world, n) @ new(n, 5), world, name) for n in (6, 3))
     other = new(2, 5)
     return other + one + (new(2, 5) + two) + other
 

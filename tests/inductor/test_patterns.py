@@ -121,7 +121,32 @@ def test_collectives_without_a_matmul_are_not_merged() -> None:
     assert [(site.matmuls, site.candidate) for site in report.sites] == [(0, False), (0, False), (1, True)]
 
 
-def test_sums_of_different_groups_are_not_merged() -> None:
+def test_sums_and_means_are_merged_apart() -> None:
+    def program(world: int, name: str, new: New) -> Any:
+        one, two, three, four = (new(4, n) @ new(n, 5) for n in (6, 3, 4, 2))
+        return reduce(one, name) + reduce(two, name, "avg") + reduce(three, name) + reduce(four, name, "avg")
+
+    with fake_group(2) as group:
+        graph = traced(program, 2, group, inputs_of(program, 2, group, torch.float32))
+        _, report = overlapped(graph, strict=True)
+    assert [site.matmuls for site in report.sites] == [2, 2]
+
+
+def test_sums_are_not_merged_if_numbers_would_be_drawn_in_another_order() -> None:
+    """The first product is used elsewhere too, so an op that also computed the second one would be written early."""
+
+    def program(world: int, name: str, new: New) -> Any:
+        one = new(4, 6) @ new(6, 5)
+        total = reduce(one, name)
+        return total + reduce((new(4, 3) * torch.rand(4, 3)) @ new(3, 5), name), one
+
+    with fake_group(2) as group:
+        graph = traced(program, 2, group, inputs_of(program, 2, group, torch.float32))
+        _, report = overlapped(graph, strict=True)
+    assert [site.matmuls for site in report.sites] == [1, 1]
+
+
+def test_sums_of_different_groups_are_merged_by_group() -> None:
     with fake_group(4) as whole:
         half = dist.new_group([0, 1]).group_name
 
@@ -133,7 +158,7 @@ def test_sums_of_different_groups_are_not_merged() -> None:
 
         graph = traced(program, 4, whole, inputs_of(program, 4, whole, torch.float32))
         _, report = overlapped(graph, strict=True)
-    assert sorted(site.matmuls for site in report.sites) == [1, 1, 2]
+    assert [site.matmuls for site in report.sites] == [2, 2]
 
 
 def test_collectives_of_different_groups_stay_with_their_groups() -> None:

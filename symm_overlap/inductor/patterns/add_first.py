@@ -15,7 +15,7 @@ from ..choices import Choices
 from ..graph import aten
 from ..writer import Writer
 from .all_reduce import AllReduce
-from .pattern import SkipError, c10d, require_unwritten
+from .pattern import SkipError, c10d, require_unwritten, writing
 from .reduce_scatter import ReduceScatter
 from .sums import is_plain_sum
 
@@ -48,7 +48,9 @@ def add_first(graph: Graph, choices: Choices) -> None:
     """
     for node in list(graph.nodes):
         if _is_sum(node) and not any(_is_sum(user) and _Term(node, user).alone for user in node.users):
-            _merge(graph, node, choices)
+            merged: Node | None = node
+            while merged is not None and _is_sum(merged):  # again for reductions of another kind
+                merged = _merge(graph, merged, choices)
 
 
 def _is_sum(node: Node) -> bool:
@@ -70,8 +72,8 @@ def _terms_of(node: Node) -> tuple[list[_Term], list[Node]]:
     return found, sums
 
 
-def _merge(graph: Graph, node: Node, choices: Choices) -> None:
-    """Merge the reductions among the terms of a sum that have the same arguments."""
+def _merge(graph: Graph, node: Node, choices: Choices) -> Node | None:
+    """Merge reductions of one kind among the terms of a sum. Return the new sum, or None if nothing was merged."""
     terms, sums = _terms_of(node)
     alike: dict[Any, dict[_Term, Node]] = {}
     for term in terms:
@@ -81,34 +83,37 @@ def _merge(graph: Graph, node: Node, choices: Choices) -> None:
         reductions = [*merged.values()]
         if len(merged) > 1 and any(_PATTERNS[each.target](graph, each, choices).candidate for each in reductions):
             others = [term.node for term in terms if term not in merged]
-            if _replace(graph, node, reductions, others, choices):
+            new = _replaced(graph, node, reductions, others, choices)
+            if new is not None:
                 for old in [*sums, *(term.node for term in merged), *reductions]:
                     graph.erase_node(old)
-                return
+                return new
+    return None
 
 
-def _replace(graph: Graph, node: Node, reductions: list[Node], others: list[Node], choices: Choices) -> bool:
-    """Replace a sum by a reduction and the other terms. Return False, and leave the graph as it is, if the reduction
-    could not be fused.
+def _replaced(graph: Graph, node: Node, reductions: list[Node], others: list[Node], choices: Choices) -> Node | None:
+    """Replace a sum by that of one reduction and the other terms. Return None, and leave the graph as it is, if the
+    reduction could not be fused.
     """
     target: Any = reductions[0].target
     tensors: list[Any] = [each.args[0] for each in reductions]
-    write = Writer(graph, node)
     try:
-        require_unwritten(tensors)
-        collective = write.call(target, _added(write, tensors), *reductions[0].args[1:])
-        collective.meta["stack_trace"] = reductions[0].meta.get("stack_trace")
-        whole = write.like(_added(write, [write.call(c10d.wait_tensor.default, collective), *others]), node)
-        for each in reductions:
-            each.update_arg(0, collective)  # for now, so that these nodes do not use the tensors any more
-        _PATTERNS[target](graph, collective, choices).check()
-    except (SkipError, ValueError):
-        for each, tensor in zip(reductions, tensors, strict=True):
-            each.update_arg(0, tensor)
-        write.undo()
-        return False
+        require_unwritten([*tensors, *others])
+        with writing(graph, node) as write:
+            collective = write.call(target, _added(write, tensors), *reductions[0].args[1:])
+            collective.meta["stack_trace"] = reductions[0].meta.get("stack_trace")
+            whole = write.like(_added(write, [write.call(c10d.wait_tensor.default, collective), *others]), node)
+            try:
+                for each in reductions:
+                    each.update_arg(0, collective)  # for now, so that these nodes do not use the tensors any more
+                _PATTERNS[target](graph, collective, choices).check()
+            finally:
+                for each, tensor in zip(reductions, tensors, strict=True):
+                    each.update_arg(0, tensor)
+    except SkipError:
+        return None
     node.replace_all_uses_with(whole)
-    return True
+    return whole
 
 
 def _added(write: Writer, tensors: list[Node]) -> Node:

@@ -87,6 +87,7 @@ class ReduceScatter:
             raise SkipError("a product is cast before it is reduced, and is used elsewhere too")
         if terms.products[0].matmul.scaled and terms.out_dtype:
             raise SkipError("the product of a scaled matmul is cast before it is reduced")
+        self._position()
         return place
 
     def _path(self, place: Place, products: list[Matmul]) -> str:
