@@ -60,7 +60,7 @@ MODELS: dict[str, tuple[Make, Callable[[int, int], Tensor], tuple[int, int]]] = 
     "GPT-2 block": (partial(models.sequence_parallel_older_block, norms_first=True), hidden, (4, 4)),
     "BERT block": (partial(models.sequence_parallel_older_block, norms_first=False), hidden, (4, 4)),
     "torch's Transformer": (partial(models.torch_transformer, sequence_parallel=True), tokens, (5, 5)),
-    "torch's Transformer, all-reduce": (partial(models.torch_transformer, sequence_parallel=False), tokens, (2, 2)),
+    "torch's Transformer, all-reduce": (partial(models.torch_transformer, sequence_parallel=False), tokens, (2, 3)),
     "Llama": (partial(models.llama, sequence_parallel=True), tokens, (5, 5)),
     "Llama, all-reduce": (partial(models.llama, sequence_parallel=False), tokens, (2, 2)),
 }
