@@ -54,8 +54,6 @@ INSTRUCTIONS = [
     "halves scatter",
     "halves chunks scatter",
     "halves reduce",
-    "siblings",
-    "matmul siblings",
 ]
 MOST_ELEMENTS = 3000
 
@@ -130,8 +128,6 @@ def change(
         products = [flat.bfloat16() @ new(x.shape[-1], width).bfloat16() for _ in range(1 + how % 3)]
         total = sum(map(Tensor.float, products)) if how % 2 else sum(products[1:], products[0]).float()
         return total.view(*x.shape[:-1], width)  # type: ignore[union-attr]
-    if what == "siblings":  # layers with one input, which reduce by themselves what is added then
-        return _siblings(flat, x, how, group, new)
     if what == "reduce":
         return Total.apply(x.contiguous(), group)  # type: ignore[no-any-return, no-untyped-call]
     if what == "add":
@@ -151,17 +147,6 @@ def change(
         chunks = x.chunk(world, dim)
         return torch.cat(chunks if how % 3 else chunks[::-1], how // 3 % x.dim())
     return None
-
-
-def _siblings(flat: Tensor, x: Tensor, how: int, group: dist.ProcessGroup, new: Callable[..., Tensor]) -> Tensor | None:
-    if how % 3 == 0 and x.shape[0] % group.size():
-        return None
-    width, total = (4, 2 * group.size())[how % 2], None
-    for _ in range(2 + how % 2):
-        term = (flat @ new(flat.shape[1], width)).view(*x.shape[:-1], width)
-        reduced = Total.apply(term, group) if how % 3 else reduce_scatter_tensor_autograd(term, "sum", 0, group)  # type: ignore[no-untyped-call]
-        total = reduced if total is None else total + reduced
-    return total
 
 
 def near(one: Tensor, other: Tensor, allowed: float) -> bool:
