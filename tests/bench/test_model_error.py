@@ -45,6 +45,8 @@ def test_all_that_others_published_has_an_address() -> None:
     [
         ("h200_llama", "matmul alone", 0.94, 1.07),
         ("h200_llama", "torch's plan", 0.85, 1.12),
+        ("h200_llama", "memory operations", 0.63, 1.02),  # all but one from 0.92 on; see docs/performance.md
+        ("h200_llama", "kernels wait", 0.64, 1.03),
         ("h200_llama", "a matmul a part", 0.92, 1.14),
         ("h200_llama", "span 4", 0.96, 1.04),
         ("h200_llama", "fused", 0.92, 1.06),

@@ -18,7 +18,7 @@ from symm_overlap.inductor.custom_pass import OverlapPass
 from symm_overlap.inductor.report import recorded
 from tests.collective.test_fake_group import fake_group
 from tests.inductor.all_cases import CASES, kept_cases
-from tests.inductor.cases import New, c10d, gather, reduce, scatter
+from tests.inductor.cases import New, Program, c10d, gather, reduce, scatter
 from tests.inductor.scaled_cases import float8, gather_float8
 from tests.inductor.tracing import inputs_of, overlapped, traced
 
@@ -30,6 +30,7 @@ MADE_BEFORE = (
     "a_product_and_a_scaled_one_that_is_used_elsewhere",
 )
 SKIPPED = [name for name, case in CASES.items() if case.reason]
+STRICT = Choices(strict=True)
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -103,22 +104,25 @@ def test_of_coalesced_collectives_one_with_a_matmul_is_enough() -> None:
     assert [(site.matmuls, site.candidate) for site in report.sites] == [(1, True), (0, False)]
 
 
+def sites_of(program: Program, choices: Choices = STRICT, world: int = 2) -> list[int]:
+    """Return, for each collective of a program after merging, the number of matmuls that it was fused with."""
+    with fake_group(world) as group:
+        graph = traced(program, world, group, inputs_of(program, world, group, torch.float32))
+        OverlapPass(choices)(graph.graph)
+    return [site.matmuls for site in recorded().graphs[-1].sites]
+
+
 def test_sums_are_not_merged_if_that_is_not_wanted() -> None:
     program = CASES["three_sums_are_added"].program
-    with fake_group(2) as group:
-        graph = traced(program, 2, group, inputs_of(program, 2, group, torch.float32))
-        OverlapPass(Choices(merge_sums=False))(graph.graph)
-        assert [site.matmuls for site in recorded().graphs[-1].sites] == [1, 1, 1]
+    assert sites_of(program, Choices(merge_sums=False)) == [1, 1, 1]
+    assert sites_of(program) == [3]
 
 
 def test_collectives_without_a_matmul_are_not_merged() -> None:
     def program(world: int, name: str, new: New) -> Any:
         return reduce(new(4, 6), name) + reduce(new(4, 6), name), reduce(new(2, 6) @ new(6, 3), name)
 
-    with fake_group(2) as group:
-        graph = traced(program, 2, group, inputs_of(program, 2, group, torch.float32))
-        _, report = overlapped(graph)
-    assert [(site.matmuls, site.candidate) for site in report.sites] == [(0, False), (0, False), (1, True)]
+    assert sites_of(program) == [0, 0, 1]
 
 
 def test_sums_and_means_are_merged_apart() -> None:
@@ -126,10 +130,7 @@ def test_sums_and_means_are_merged_apart() -> None:
         one, two, three, four = (new(4, n) @ new(n, 5) for n in (6, 3, 4, 2))
         return reduce(one, name) + reduce(two, name, "avg") + reduce(three, name) + reduce(four, name, "avg")
 
-    with fake_group(2) as group:
-        graph = traced(program, 2, group, inputs_of(program, 2, group, torch.float32))
-        _, report = overlapped(graph, strict=True)
-    assert [site.matmuls for site in report.sites] == [2, 2]
+    assert sites_of(program) == [2, 2]
 
 
 def test_sums_are_not_merged_if_numbers_would_be_drawn_in_another_order() -> None:
@@ -140,25 +141,26 @@ def test_sums_are_not_merged_if_numbers_would_be_drawn_in_another_order() -> Non
         total = reduce(one, name)
         return total + reduce((new(4, 3) * torch.rand(4, 3)) @ new(3, 5), name), one
 
-    with fake_group(2) as group:
-        graph = traced(program, 2, group, inputs_of(program, 2, group, torch.float32))
-        _, report = overlapped(graph, strict=True)
-    assert [site.matmuls for site in report.sites] == [1, 1]
+    assert sites_of(program) == [1, 1]
+
+
+def test_sums_are_not_merged_if_a_term_is_written_before_the_last_is_added() -> None:
+    def program(world: int, name: str, new: New) -> Any:
+        term = new(4, 5)
+        total = reduce(new(4, 6) @ new(6, 5), name) + term
+        term.add_(1)
+        return total + reduce(new(4, 3) @ new(3, 5), name)
+
+    assert sites_of(program) == [1, 1]
 
 
 def test_sums_of_different_groups_are_merged_by_group() -> None:
-    with fake_group(4) as whole:
-        half = dist.new_group([0, 1]).group_name
+    def program(world: int, name: str, new: New) -> Any:
+        groups = name, dist.new_group([0, 1]).group_name
+        terms = [reduce(new(4, n) @ new(n, 5), groups[n % 2]) for n in (6, 3, 2, 1)]
+        return terms[0] + terms[1] + terms[2] + terms[3]
 
-        def program(world: int, name: str, new: New) -> Any:
-            terms = [
-                reduce(new(4, n) @ new(n, 5), group) for n, group in ((6, whole), (3, half), (2, whole), (1, half))
-            ]
-            return terms[0] + terms[1] + terms[2] + terms[3]
-
-        graph = traced(program, 4, whole, inputs_of(program, 4, whole, torch.float32))
-        _, report = overlapped(graph, strict=True)
-    assert [site.matmuls for site in report.sites] == [2, 2]
+    assert sites_of(program, world=4) == [2, 2]
 
 
 def test_collectives_of_different_groups_stay_with_their_groups() -> None:
