@@ -5,11 +5,13 @@ They are not in `symm_overlap._torch`, because importing the compiler takes seco
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import sympy
 import torch
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.utils import counters as _counters
@@ -21,13 +23,16 @@ from torch.distributed import distributed_c10d as _c10d
 from torch.fx import Graph
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, statically_known_true
 from torch.utils._pytree import tree_leaves
+from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod
 
 __all__ = [
+    "ARITHMETIC",
     "CustomGraphPass",
     "GuardOnDataDependentSymNode",
     "auto_functionalized",
     "configured_pass",
     "counters",
+    "expression_of",
     "get_hash_for_files",
     "groups",
     "known",
@@ -96,8 +101,51 @@ def with_pass(custom_pass: AnyPass) -> Iterator[None]:
 
 
 def known(condition: bool | torch.SymBool) -> bool:
-    """True if a condition on sizes holds for all values of symbolic sizes. Adds no assumption (guard)."""
-    return condition if isinstance(condition, bool) else statically_known_true(condition)
+    """True if a condition on sizes holds for all values of symbolic sizes that torch's assumptions (guards) admit. Adds
+    no assumption.
+    """
+    if isinstance(condition, bool):
+        return condition
+    return statically_known_true(condition) or _known_by_division(condition)
+
+
+def _known_by_division(condition: torch.SymBool) -> bool:
+    """Like `known`, for conditions with quotients if guards say that nothing remains, such as ``s // 2 * 2 == s``.
+
+    From such a guard, torch itself concludes ``s % 2 == 0``, but nothing about quotients and products.
+    """
+    env, expression = condition.node.shape_env, condition.node.expr
+
+    def divisible(dividend: sympy.Expr, divisor: sympy.Expr) -> bool:
+        nothing_remains = (sympy.Eq(Mod(factor, divisor), 0) for factor in sympy.Mul.make_args(dividend))
+        return any(statically_known_true(env.create_symboolnode(each)) for each in nothing_remains)
+
+    exact: dict[sympy.Expr, sympy.Expr] = {}
+    for quotient in expression.atoms(FloorDiv):
+        dividend, divisor = quotient.args
+        rest, whole = dividend.as_coeff_Add() if divisor.is_Integer else (sympy.S.Zero, dividend)
+        if divisible(whole, divisor):  # torch.chunk rounds up: (s + 1) // 2 is also s / 2
+            exact[quotient] = whole / divisor + rest // divisor
+    exact |= {remainder: sympy.S.Zero for remainder in expression.atoms(Mod) if divisible(*remainder.args)}
+    if not exact or not isinstance(expression, sympy.Rel):
+        return False
+    # torch cannot evaluate fractions, but in equations of sizes they cancel.
+    difference = sympy.expand((expression.lhs - expression.rhs).xreplace(exact))
+    return bool(difference.is_number and expression.func(difference, 0))
+
+
+ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
+    sympy.Add: operator.add,
+    sympy.Mul: operator.mul,
+    FloorDiv: operator.floordiv,
+    CleanDiv: operator.floordiv,
+}
+"""What computes an expression of sizes from its arguments, from left to right."""
+
+
+def expression_of(size: torch.SymInt) -> sympy.Expr:
+    """Return the expression that a symbolic size is."""
+    return size.node.expr
 
 
 def plain_size(size: Any) -> Any:

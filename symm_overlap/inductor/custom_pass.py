@@ -21,7 +21,17 @@ from .cached import find_cached, keep
 from .choices import Choices
 from .graph import is_ours, is_written
 from .groups import known_of_groups
-from .patterns import PATTERNS, Pattern, SkipError, add_first, cast_first, empty_buckets, make_plain, quantise_first
+from .patterns import (
+    PATTERNS,
+    Pattern,
+    SkipError,
+    add_first,
+    cast_first,
+    drop_zeros,
+    empty_buckets,
+    make_plain,
+    quantise_first,
+)
 from .report import GraphReport, Site, place_of, record
 from .writer import add_values
 
@@ -53,6 +63,7 @@ class OverlapPass(CustomGraphPass):
             self.before(graph)
             add_values(graph)
         by_hand = any(is_ours(node) for node in graph.nodes)
+        drop_zeros(graph)
         make_plain(graph, self.choices)
         empty_buckets(graph, self.choices)
         quantise_first(graph)

@@ -46,6 +46,12 @@ def same_shape(one: Node, other: Node) -> bool:
     return len(shapes[0]) == len(shapes[1]) and all(known(a == b) for a, b in zip(*shapes, strict=True))
 
 
+def same_strides(one: Tensor, other: Tensor) -> bool:
+    """True if two tensors of one shape are known to have the same strides, as far as these can be observed."""
+    each = zip(one.shape, one.stride(), other.stride(), strict=True)
+    return all(known(size == 1) or known(first == second) for size, first, second in each)
+
+
 def same_memory(one: Node, other: Node) -> bool:
     """True if two tensors are in the same memory, as a tensor and its views are."""
     first, second = (value(node).untyped_storage()._cdata for node in (one, other))

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial, reduce
+from itertools import takewhile
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.fx import Graph, Node
 
-from ._torch import known, plain_size, tree_leaves
+from ._torch import ARITHMETIC, expression_of, known, plain_size, tree_leaves
 from .arrangement import Size
-from .graph import aten, is_tensor, same_memory, value
-
-
-def _same_strides(one: Tensor, other: Tensor) -> bool:
-    """True if two tensors of one shape are known to have the same strides, as far as these can be observed."""
-    each = zip(one.shape, one.stride(), other.stride(), strict=True)
-    return all(known(size == 1) or known(first == second) for size, first, second in each)
+from .graph import aten, is_tensor, same_memory, same_strides, value
 
 
 def _read_by_strides(node: Node) -> bool:
@@ -34,8 +29,12 @@ def _read_by_strides(node: Node) -> bool:
     return False
 
 
+def _is_size(found: object, expression: Any) -> bool:
+    return isinstance(found, torch.SymInt) and bool(expression_of(found) == expression)
+
+
 class SymbolicSizeError(Exception):
-    """Raised if a size would have to be computed from others at run time."""
+    """Raised if a size cannot be computed from those of the graph."""
 
 
 def add_values(graph: Graph) -> None:
@@ -104,7 +103,7 @@ class Writer:
         node = self.reshape(self.of_dtype(node, value(old).dtype), list(value(old).shape))
         if value(old).is_contiguous() and not value(node).is_contiguous():
             node = self.call(aten.clone.default, node, memory_format=torch.contiguous_format)
-        if not _same_strides(value(node), value(old)) and _read_by_strides(old):
+        if not same_strides(value(node), value(old)) and _read_by_strides(old):
             raise ValueError("as_strided reads what it computes, and the strides differ")
         return node
 
@@ -117,15 +116,31 @@ class Writer:
         """Return sizes as arguments for a node: for symbolic sizes, the nodes whose values they are."""
         return [size if isinstance(size, int) else self._node_of(size) for size in shape]
 
-    def _node_of(self, size: Any) -> Node:
-        node: Node
-        for node in self.graph.nodes:
-            if node is self.before:
-                break
-            found = node.meta.get("val")
-            if isinstance(found, torch.SymInt) and known(found == size):
+    def _node_of(self, size: torch.SymInt) -> Node:
+        for node in self._earlier():
+            if isinstance(found := node.meta.get("val"), torch.SymInt) and known(found == size):
                 return node
-        raise SymbolicSizeError(f"size {size} is not among the sizes of the graph")
+        computed = self._computed(expression_of(size))
+        assert isinstance(computed, Node)
+        return computed
+
+    def _computed(self, expression: Any) -> Node | int:
+        """Return a node whose value is an expression of sizes, or a number. Add the nodes that compute it."""
+        if expression.is_Integer:
+            return int(expression)
+        for node in self._earlier():
+            if _is_size(node.meta.get("val"), expression):
+                return node
+            for dim, size in enumerate(value(node).shape if is_tensor(node) else ()):
+                if _is_size(size, expression):
+                    return self.call(aten.sym_size.int, node, dim)
+        if (calculate := ARITHMETIC.get(expression.func)) is None:
+            raise SymbolicSizeError(f"size {expression} cannot be computed from those of the graph")
+        return reduce(partial(self.call, calculate), map(self._computed, expression.args))
+
+    def _earlier(self) -> Iterator[Node]:
+        """Yield the nodes before those that are written."""
+        return takewhile(lambda node: node is not self.before, self.graph.nodes)
 
     def undo(self) -> None:
         """Remove all nodes that were added."""

@@ -17,6 +17,23 @@ def three_sums_are_added(world: int, name: str, new: New) -> Any:
 
 
 @fused(2)
+def pythons_sum_adds_two_sums(world: int, name: str, new: New) -> Any:
+    """It begins with 0, and adds that first."""
+    return sum(reduce(new(2 * world, n) @ new(n, 5), name) for n in (6, 3))
+
+
+@fused(3)
+def pythons_sum_adds_three_products(world: int, name: str, new: New) -> Any:
+    return scatter(sum(new(2 * world, n) @ new(n, 5) for n in (6, 3, 4)), world, name)  # type: ignore[arg-type]
+
+
+@fused(1, 1)
+def zero_is_added_to_sums_that_are_used_otherwise(world: int, name: str, new: New) -> Any:
+    one, two = (reduce(new(world, n) @ new(n, 5), name) for n in (6, 3))
+    return (one + 0).relu() + two, one + two
+
+
+@fused(2)
 def two_scattered_sums_and_other_tensors_are_added(world: int, name: str, new: New) -> Any:
     one, two = (scatter(new(2 * world, n) @ new(n, 5), world, name) for n in (6, 3))
     other = new(2, 5)

@@ -11,6 +11,7 @@ from .forms import make_plain
 from .pattern import Pattern, SkipError
 from .quantise_first import quantise_first
 from .reduce_scatter import ReduceScatter
+from .sums import drop_zeros
 
 __all__ = [
     "PATTERNS",
@@ -18,6 +19,7 @@ __all__ = [
     "SkipError",
     "add_first",
     "cast_first",
+    "drop_zeros",
     "empty_buckets",
     "make_plain",
     "quantise_first",

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from torch.fx import Node
+from torch.fx import Graph, Node
 
-from ..graph import aten, is_tensor, same_shape, value
+from ..graph import aten, is_tensor, same_shape, same_strides, value
 from .casts import has_product
+
+
+def drop_zeros(graph: Graph) -> None:
+    """Replace ``0 + x`` by ``x`` where it is only added to something else. Python's ``sum`` begins with 0."""
+    for node in list(graph.nodes):
+        if _adds_zero(node) and node.users and all(user.target is aten.add.Tensor for user in node.users):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+def _adds_zero(node: Node) -> bool:
+    if node.target is not aten.add.Tensor or not isinstance(node.args[1], (int, float)) or node.args[1] != 0:
+        return False
+    old, new = value(node.args[0]), value(node)  # type: ignore[arg-type]
+    return old.dtype == new.dtype and same_strides(old, new)
 
 
 def is_plain_sum(node: Node) -> bool:

@@ -1,0 +1,138 @@
+"""Lengths that the compiler does not take for numbers. torch.distributed requires that the ranks can share them evenly,
+and so adds a guard, from which the pass must conclude what follows for halves and chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._functional_collectives import (
+    all_gather_tensor,
+    all_gather_tensor_autograd,
+    all_reduce,
+    reduce_scatter_tensor,
+    reduce_scatter_tensor_autograd,
+)
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+import symm_overlap
+from symm_overlap.inductor._torch import known
+from symm_overlap.inductor.choices import Choices
+from symm_overlap.inductor.custom_pass import OverlapPass
+from symm_overlap.inductor.report import clear, recorded
+from tests.collective.test_fake_group import fake_group
+from tests.inductor.tracing import compiled_up_to_the_pass
+from tests.ranks import Pool, Rank
+from tests.transforms import comparing
+
+K, N = 6, 5
+Program = Callable[[Tensor, Tensor, str], Tensor]
+
+
+def scatter_rows(x: Tensor, w: Tensor, group: str) -> Tensor:
+    return reduce_scatter_tensor(x @ w, "sum", 0, group)
+
+
+def scatter_the_sequence(x: Tensor, w: Tensor, group: str) -> Tensor:
+    return reduce_scatter_tensor(x @ w, "sum", 1, group)
+
+
+def scatter_and_gather_the_sequence(x: Tensor, w: Tensor, group: str) -> Tensor:
+    part = reduce_scatter_tensor(x @ w, "sum", 1, group)
+    return all_gather_tensor(part.relu(), 1, group) @ w.t()
+
+
+def add_what_is_scattered(x: Tensor, w: Tensor, group: str) -> Tensor:
+    return reduce_scatter_tensor(x @ w, "sum", 1, group) + reduce_scatter_tensor(x @ w.cos(), "sum", 1, group)
+
+
+def add_what_all_ranks_sum(x: Tensor, w: Tensor, group: str) -> Tensor:
+    """The program itself says that the ranks can share the sequence."""
+    torch._check(x.shape[1] % torch.distributed.get_world_size() == 0)
+    return all_reduce(x @ w, "sum", group) + all_reduce(x @ w.cos(), "sum", group)
+
+
+# The program, its input for one rank of W, the dimensions that are symbolic, and how many collectives are fused.
+PROGRAMS: list[tuple[Program, Callable[[int], tuple[int, ...]], Sequence[int], int]] = [
+    (scatter_rows, lambda world: (4 * world, K), [0], 1),
+    (scatter_rows, lambda world: (4 * world, 3, K), [0, 1], 1),
+    (scatter_the_sequence, lambda world: (3, 4 * world, K), [1], 1),
+    (scatter_the_sequence, lambda world: (3, 4 * world, K), [0, 1], 1),
+    (scatter_and_gather_the_sequence, lambda world: (3, 4 * world, K), [0, 1], 2),
+    (add_what_is_scattered, lambda world: (3, 4 * world, K), [0, 1], 1),
+    (add_what_all_ranks_sum, lambda world: (3, 4 * world, K), [0, 1], 1),
+]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize(
+    ("program", "shape", "symbolic", "fused"), PROGRAMS, ids=[f"{each[0].__name__}-{each[2]}" for each in PROGRAMS]
+)
+def test_symbolic_lengths_are_fused(
+    program: Program, shape: Callable[[int], tuple[int, ...]], symbolic: Sequence[int], fused: int, world: int
+) -> None:
+    torch._dynamo.reset()
+    clear()
+    x, w = torch.randn(shape(world)), torch.randn(K, N)
+    for dim in symbolic:
+        torch._dynamo.mark_dynamic(x, dim)  # torch raises an error if the pass assumes a number
+    with fake_group(world) as group:
+        found = compiled_up_to_the_pass(program, OverlapPass(Choices(strict=True)))(x, w, group)
+        expected = program(x, w, group)
+    assert (found.shape, found.stride()) == (expected.shape, expected.stride())
+    (graph,) = recorded().graphs
+    assert graph.fused == fused
+
+
+def train(me: Rank) -> None:
+    torch._dynamo.reset()
+    symm_overlap.inductor.clear()
+    torch.manual_seed(me.rank)
+    w = torch.randn(K, N, dtype=torch.float64, requires_grad=True)
+
+    def program(x: Tensor) -> Tensor:
+        part = reduce_scatter_tensor_autograd(x @ w, "sum", 1, me.group).relu()
+        return all_gather_tensor_autograd(part, 1, me.group) @ w.t()
+
+    compiled = compiled_up_to_the_pass(program, OverlapPass(Choices(strict=True)))
+    for batch, length in ((3, 2), (1, 4), (5, 1)):
+        x = torch.randn(batch, length * me.world, K, dtype=torch.float64)
+        if batch > 1:
+            torch._dynamo.mark_dynamic(x, [0, 1])
+        results = []
+        for run in (compiled, program):
+            w.grad, leaf = None, x.clone().requires_grad_()
+            with comparing(False):
+                y = run(leaf)
+                y.square().sum().backward()
+            results.append([y.detach(), leaf.grad, w.grad])
+        for one, other in zip(*results, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+    assert all(graph.fused == 2 for graph in symm_overlap.inductor.report().graphs)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_values_and_gradients_of_several_lengths(ranks: Pool, world: int) -> None:
+    ranks.run(world, train, timeout=120)
+
+
+def test_what_is_known_if_nothing_remains() -> None:
+    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC, DimDynamic.DYNAMIC])
+    s, t = FakeTensorMode(shape_env=ShapeEnv()).from_tensor(torch.empty(8, 12), symbolic_context=context).shape
+    assert not known(s // 2 * 2 == s)
+    assert s % 2 == 0  # a guard
+    assert known(s // 2 * 2 == s)
+    assert known((s + 1) // 2 * 2 == s)
+    assert known(2 * (s - (s + 1) // 2) == s)
+    assert known((s + 3) // 2 == s // 2 + 1)
+    assert known(s * t % 2 == 0)
+    assert known(s * t // 2 == s // 2 * t)
+    assert not known(s // 4 * 4 == s)
+    assert not known((s + 1) // 2 * 2 == s + 1)
+    assert not known(t // 2 * 2 == t)
+    assert not known(s * t // 4 * 4 == s * t)
+    assert not known(s // 2 == 4)
