@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._functional_collectives import (
-    all_gather_tensor,
     all_gather_tensor_autograd,
     all_reduce,
     reduce_scatter_tensor,
@@ -43,7 +42,7 @@ def scatter_the_sequence(x: Tensor, w: Tensor, group: str) -> Tensor:
 
 def scatter_and_gather_the_sequence(x: Tensor, w: Tensor, group: str) -> Tensor:
     part = reduce_scatter_tensor(x @ w, "sum", 1, group)
-    return all_gather_tensor(part.relu(), 1, group) @ w.t()
+    return all_gather_tensor_autograd(part.relu(), 1, group) @ w.t()
 
 
 def add_what_is_scattered(x: Tensor, w: Tensor, group: str) -> Tensor:
