@@ -80,8 +80,8 @@ OF_TORCH := $(addprefix tests/,collective fsdp inductor nn pipeline runtime) \
 # Of the tests that take long, those of ops, of FSDP2, and of the compiler, whose graphs differ most from one torch to the next.
 SLOW_OF_TORCH := $(addprefix tests/,collective fsdp inductor) $(filter --ignore=%,$(OF_TORCH))
 
-# The tests of what C++ issues and of what its kernels do. The other GPU tests take four more minutes.
-ON_HOST_GPU := $(addprefix tests/gpu/test_,capture.py collectives.py fsdp_async.py graph_trees.py meetings.py memory_operations.py process_end.py reduce.py replays.py signals.py slots.py spans.py sum_dtypes.py)
+# The tests of what C++ issues and of what its kernels do. The other GPU tests take five more minutes.
+ON_HOST_GPU := $(addprefix tests/gpu/test_,capture.py collectives.py fsdp_async.py graph_trees.py meetings.py memory_operations.py process_end.py reduce.py replays.py signals.py slots.py spans.py)
 
 cuda-build: cuda-tree
 	$(CUDA_MAKE) cuda-check

@@ -4,7 +4,7 @@ and so adds a guard, from which the pass must conclude what follows for halves a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -55,28 +55,28 @@ def add_what_all_ranks_sum(x: Tensor, w: Tensor, group: str) -> Tensor:
     return all_reduce(x @ w, "sum", group) + all_reduce(x @ w.cos(), "sum", group)
 
 
-# The program, its input for one rank of W, the dimensions that are symbolic, and how many collectives are fused.
-PROGRAMS: list[tuple[Program, Callable[[int], tuple[int, ...]], Sequence[int], int]] = [
-    (scatter_rows, lambda world: (4 * world, K), [0], 1),
-    (scatter_rows, lambda world: (4 * world, 3, K), [0, 1], 1),
-    (scatter_the_sequence, lambda world: (3, 4 * world, K), [1], 1),
-    (scatter_the_sequence, lambda world: (3, 4 * world, K), [0, 1], 1),
-    (scatter_and_gather_the_sequence, lambda world: (3, 4 * world, K), [0, 1], 2),
-    (add_what_is_scattered, lambda world: (3, 4 * world, K), [0, 1], 1),
-    (add_what_all_ranks_sum, lambda world: (3, 4 * world, K), [0, 1], 1),
+# The program, the number of ranks, the shape of the input, its symbolic dimensions, and how many collectives are fused.
+PROGRAMS: list[tuple[Program, int, tuple[int, ...], list[int], int]] = [
+    (scatter_rows, 2, (8, K), [0], 1),
+    (scatter_rows, 4, (16, 3, K), [0, 1], 1),
+    (scatter_the_sequence, 4, (3, 16, K), [1], 1),
+    (scatter_and_gather_the_sequence, 2, (3, 8, K), [0, 1], 2),
+    (add_what_is_scattered, 3, (3, 12, K), [0, 1], 1),
+    (add_what_all_ranks_sum, 2, (3, 8, K), [0, 1], 1),
 ]
 
 
-@pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize(
-    ("program", "shape", "symbolic", "fused"), PROGRAMS, ids=[f"{each[0].__name__}-{each[2]}" for each in PROGRAMS]
+    ("program", "world", "shape", "symbolic", "fused"),
+    PROGRAMS,
+    ids=[f"{case[0].__name__}-{case[3]}" for case in PROGRAMS],
 )
 def test_symbolic_lengths_are_fused(
-    program: Program, shape: Callable[[int], tuple[int, ...]], symbolic: Sequence[int], fused: int, world: int
+    program: Program, world: int, shape: tuple[int, ...], symbolic: list[int], fused: int
 ) -> None:
     torch._dynamo.reset()
     clear()
-    x, w = torch.randn(shape(world)), torch.randn(K, N)
+    x, w = torch.randn(shape), torch.randn(K, N)
     for dim in symbolic:
         torch._dynamo.mark_dynamic(x, dim)  # torch raises an error if the pass assumes a number
     with fake_group(world) as group:
@@ -98,10 +98,9 @@ def train(me: Rank) -> None:
         return all_gather_tensor_autograd(part, 1, me.group) @ w.t()
 
     compiled = compiled_up_to_the_pass(program, OverlapPass(Choices(strict=True)))
-    for batch, length in ((3, 2), (1, 4), (5, 1)):
+    for batch, length in ((3, 2), (2, 4), (5, 1)):
         x = torch.randn(batch, length * me.world, K, dtype=torch.float64)
-        if batch > 1:
-            torch._dynamo.mark_dynamic(x, [0, 1])
+        torch._dynamo.mark_dynamic(x, [0, 1])
         results = []
         for run in (compiled, program):
             w.grad, leaf = None, x.clone().requires_grad_()
@@ -111,10 +110,10 @@ def train(me: Rank) -> None:
             results.append([y.detach(), leaf.grad, w.grad])
         for one, other in zip(*results, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
-    assert all(graph.fused == 2 for graph in symm_overlap.inductor.report().graphs)
+    assert [graph.fused for graph in symm_overlap.inductor.report().graphs] == [2, 2]  # compiled once
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_values_and_gradients_of_several_lengths(ranks: Pool, world: int) -> None:
     ranks.run(world, train, timeout=120)
 
