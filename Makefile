@@ -78,7 +78,9 @@ OF_TORCH := $(addprefix tests/,collective fsdp inductor nn pipeline runtime) \
     $(addprefix --ignore=tests/,$(ANY_TORCH) $(TORCH_ELSEWHERE))
 
 # Of the tests that take long, those of ops, of FSDP2, and of the compiler, whose graphs differ most from one torch to the next.
-SLOW_OF_TORCH := $(addprefix tests/,collective fsdp inductor) $(filter --ignore=%,$(OF_TORCH))
+# The two ignored files have only more ranks for what `make test` shows.
+SLOW_OF_TORCH := $(addprefix tests/,collective fsdp inductor) $(filter --ignore=%,$(OF_TORCH)) \
+    $(patsubst %,--ignore=tests/%.py,collective/test_autograd fsdp/test_sharded_linear)
 
 # The tests of what C++ issues and of what its kernels do. The other GPU tests take five more minutes.
 ON_HOST_GPU := $(addprefix tests/gpu/test_,capture.py collectives.py fsdp_async.py graph_trees.py meetings.py memory_operations.py process_end.py reduce.py replays.py signals.py slots.py spans.py)

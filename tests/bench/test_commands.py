@@ -109,6 +109,7 @@ def test_plan_issue_times_every_planner(tmp_path: Path) -> None:
     assert all(row["us_per_step"] > 0 for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 def test_primitives_times_barriers_of_2_and_4_ranks(tmp_path: Path) -> None:
     file = tmp_path / "result.json"

@@ -28,7 +28,8 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("average", [False, True])
 def test_sums_are_made_in_rank_order_and_rounded_once(world: int, average: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(world)
-    for size in (1, 7, 8, 1000, 4097, 300_001):
+    largest = 300_001 if world < 65 else 20_001  # on the host GPU, more would take half a minute
+    for size in (1, 7, 8, 1000, 4097, largest):
         for offset in (0, 1):  # with 1, no pointer is aligned for vector loads
             memory = torch.randn(world, size + 16, device="cuda").to(dtype)
             partials = [row[offset : offset + size].clone() if offset == 0 else row[1 : 1 + size] for row in memory]

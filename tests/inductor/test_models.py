@@ -243,7 +243,8 @@ def symbolic_sizes(me: Rank, fixed_length: bool) -> None:
     assert [graph.fused for graph in symm_overlap.inductor.report().graphs][:2] == [2, 2]
 
 
-@pytest.mark.parametrize("fixed_length", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("fixed_length", [False, True])
 def test_sizes_may_be_symbolic(ranks: Pool, fixed_length: bool) -> None:
     """Of a batch of sequences, all sizes, or the number of sequences alone. The compiler then divides symbols."""
     ranks.run(2, symbolic_sizes, fixed_length, timeout=240)

@@ -116,6 +116,7 @@ def without_gradients(me: Rank, dim: int | None) -> None:
                 torch.testing.assert_close(found, module(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @DIMS
 def test_a_block_compiles_without_gradients(ranks: Pool, dim: int | None) -> None:
     ranks.run(2, without_gradients, dim, timeout=120)

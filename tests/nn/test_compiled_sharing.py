@@ -21,9 +21,11 @@ from tests.transforms import choices, comparing
 
 WAYS = [
     "no_gradient_through_one",
-    "checkpointed",
     "another_weight",
-    *(pytest.param(way, marks=pytest.mark.slow) for way in ("twice", "another_input", "swapped_weights")),
+    *(
+        pytest.param(way, marks=pytest.mark.slow)
+        for way in ("checkpointed", "twice", "another_input", "swapped_weights")
+    ),
 ]
 
 
