@@ -116,6 +116,7 @@ def compiled(me: Rank) -> None:
         ref.same(function(A, B, scale), all_ops(A, B, scale))
 
 
+@pytest.mark.slow
 def test_they_compile_as_one_graph_with_changing_sizes(ranks: Pool) -> None:
     ranks.run(2, compiled, timeout=120)
 

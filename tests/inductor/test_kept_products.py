@@ -118,7 +118,10 @@ def symbolic_sizes(me: Rank, name: str) -> None:
     assert graph.fused == 1
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+SLOW = product_with_bias.__name__, sum_of_two_products.__name__, product_that_all_ranks_sum.__name__
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in PROGRAMS])
 def test_sizes_may_be_symbolic(ranks: Pool, name: str) -> None:
     ranks.run(2, symbolic_sizes, name, timeout=120)
 

@@ -87,6 +87,7 @@ def test_a_compiled_block_is_one_graph_with_the_calls_of_eager_mode(ranks: Pool,
     ranks.run(2, compiled, "block", dim, backend="aot_eager", timeout=120)
 
 
+@pytest.mark.slow
 @DIMS
 def test_it_may_be_checkpointed(ranks: Pool, dim: int | None) -> None:
     calls = ranks.run(2, compiled, "feed forward", dim, True, backend="aot_eager", timeout=120)[0]
