@@ -95,9 +95,10 @@ def build() -> Path:
     (FOLDER / DRIVER).unlink(missing_ok=True)
     (FOLDER / DRIVER).symlink_to(RUNTIME)
     compile_library(NVML, [runtime / "nvml.cpp"])
+    kernels = sorted((HERE / "kernels").glob("*.cpp"))
     for source in sorted((ROOT / "csrc" / "cuda").glob("*.cu")):
-        (FOLDER / f"{source.stem}.cpp").write_text(host_source(source.read_text()))
-    kernels = [*sorted(FOLDER.glob("*.cpp")), *sorted((HERE / "kernels").glob("*.cpp"))]
+        kernels.append(FOLDER / f"{source.stem}.cpp")
+        kernels[-1].write_text(host_source(source.read_text()))
     # The folder of the host's kernels comes first, because its system_memory.cuh replaces the one in csrc.
     folders = [f"-I{folder}" for folder in (HERE / "kernels", HERE, ROOT / "csrc")]
     compile_library(KERNELS, kernels, "-Wno-unused-variable", "-Wno-unknown-pragmas", *folders, str(FOLDER / RUNTIME))
