@@ -61,7 +61,8 @@ class QuietGloo(dist.ProcessGroupGloo):
     took a twentieth of the processor's time.
     """
 
-    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, **_: object) -> None:
+        # torch from 2.14 on also passes `enable_reconfigure`, which is False.
         options = self._Options()
         options._timeout, options._devices = timeout, [network_device()]
         super().__init__(store, rank, size, options)

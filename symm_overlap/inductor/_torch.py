@@ -1,4 +1,5 @@
-"""The private APIs of torch that only the pass uses. Checked on torch 2.11.0, 2.13.0, 2.14.1 and 2.15.0.
+"""The private APIs of torch that only the pass uses. Checked on torch 2.11.0, 2.13.0, 2.14.1 and 2.15.0; those about
+expressions of symbolic sizes were read in 2.15.0.
 
 They are not in `symm_overlap._torch`, because importing the compiler takes seconds.
 """
@@ -23,7 +24,7 @@ from torch.distributed import distributed_c10d as _c10d
 from torch.fx import Graph
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, statically_known_true
 from torch.utils._pytree import tree_leaves
-from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod
+from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod, PythonMod
 
 __all__ = [
     "ARITHMETIC",
@@ -117,8 +118,11 @@ def _known_by_division(condition: torch.SymBool) -> bool:
     env, expression = condition.node.shape_env, condition.node.expr
 
     def divisible(dividend: sympy.Expr, divisor: sympy.Expr) -> bool:
-        nothing_remains = (sympy.Eq(Mod(factor, divisor), 0) for factor in sympy.Mul.make_args(dividend))
-        return any(statically_known_true(env.create_symboolnode(each)) for each in nothing_remains)
+        factors = [abs(factor) if factor.is_number else factor for factor in sympy.Mul.make_args(dividend)]
+        return bool(divisor.is_positive) and any(  # Mod raises an error for negative numbers
+            factor.is_nonnegative and statically_known_true(env.create_symboolnode(sympy.Eq(Mod(factor, divisor), 0)))
+            for factor in factors
+        )
 
     exact: dict[sympy.Expr, sympy.Expr] = {}
     for quotient in expression.atoms(FloorDiv):
@@ -126,7 +130,7 @@ def _known_by_division(condition: torch.SymBool) -> bool:
         rest, whole = dividend.as_coeff_Add() if divisor.is_Integer else (sympy.S.Zero, dividend)
         if divisible(whole, divisor):  # torch.chunk rounds up: (s + 1) // 2 is also s / 2
             exact[quotient] = whole / divisor + rest // divisor
-    exact |= {remainder: sympy.S.Zero for remainder in expression.atoms(Mod) if divisible(*remainder.args)}
+    exact |= {each: sympy.S.Zero for each in expression.atoms(Mod, PythonMod) if divisible(*each.args)}
     if not exact or not isinstance(expression, sympy.Rel):
         return False
     # torch cannot evaluate fractions, but in equations of sizes they cancel.

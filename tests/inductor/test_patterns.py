@@ -154,6 +154,21 @@ def test_sums_are_not_merged_if_a_term_is_written_before_the_last_is_added() -> 
     assert sites_of(program) == [1, 1]
 
 
+def test_zero_is_added_to_what_a_tensor_held_before_it_was_written() -> None:
+    def program(world: int, name: str, new: New) -> Any:
+        term = new(4, 5)
+        before = term + 0
+        term.add_(1)
+        return before + reduce(new(4, 6) @ new(6, 5), name) + reduce(new(4, 3) @ new(3, 5), name)
+
+    with fake_group(2) as group:
+        graph = traced(program, 2, group, inputs_of(program, 2, group, torch.float32))
+        changed, report = overlapped(graph)
+    assert [site.matmuls for site in report.sites] == [2]
+    (zero,) = (node for node in changed.graph.nodes if node.args[1:] == (0,))
+    assert zero.target is torch.ops.aten.add.Tensor
+
+
 def test_sums_of_different_groups_are_merged_by_group() -> None:
     def program(world: int, name: str, new: New) -> Any:
         groups = name, dist.new_group([0, 1]).group_name

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch.fx import Graph, Node
 
 from ..graph import aten, is_tensor, same_shape, same_strides, value
 from .casts import has_product
+from .pattern import SkipError, require_unwritten
 
 
 def drop_zeros(graph: Graph) -> None:
     """Replace ``0 + x`` by ``x`` where it is only added to something else. Python's ``sum`` begins with 0."""
     for node in list(graph.nodes):
         if _adds_zero(node) and node.users and all(user.target is aten.add.Tensor for user in node.users):
-            node.replace_all_uses_with(node.args[0])
+            tensor: Any = node.args[0]
+            try:
+                require_unwritten([tensor])  # otherwise the sum holds what was in the tensor before
+            except SkipError:
+                continue
+            node.replace_all_uses_with(tensor)
             graph.erase_node(node)
 
 
 def _adds_zero(node: Node) -> bool:
-    if node.target is not aten.add.Tensor or not isinstance(node.args[1], (int, float)) or node.args[1] != 0:
+    if node.target is not aten.add.Tensor or len(node.args) != 2 or not all(map(is_tensor, (node, node.args[0]))):
         return False
-    old, new = value(node.args[0]), value(node)  # type: ignore[arg-type]
+    tensor, other = node.args
+    if not isinstance(other, (int, float)) or other != 0:
+        return False
+    old, new = value(tensor), value(node)  # type: ignore[arg-type]
     return old.dtype == new.dtype and same_strides(old, new)
 
 
