@@ -31,6 +31,17 @@ WAITS = {"kernels": {"SYMM_OVERLAP_STREAM_WAITS": "0"}, "memory": {"SYMM_OVERLAP
 """The ways in which streams wait for signals: by kernels that poll, or by memory operations."""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put tests of a file that need equal ranks next to each other, because ranks take seconds to start on a GPU."""
+    first = {path: number for number, path in reversed([*enumerate(item.path for item in items)])}
+
+    def ranks_of(item: pytest.Item) -> tuple[int, str, int]:
+        given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        return first[item.path], str(given.get("waits", "")), int(given.get("world", 0))
+
+    items.sort(key=ranks_of)
+
+
 class Worlds:
     """A pool of ranks for each world size. The ranks of a pool use only the group of all ranks.
 
