@@ -72,6 +72,9 @@ SANITIZED = ["tests/gpu/test_values.py", "tests/gpu/test_shapes.py", "tests/gpu/
 PYTEST = 9
 """The oldest version that the tests run with: minversion in pyproject.toml."""
 
+# Tests that measure times. They cannot run while other tests use the GPU.
+TIMED = [f"tests/gpu/test_{name}.py" for name in ("emulation", "fsdp_async", "fsdp_prefetch")]
+
 WORKERS = 3
 """The number of processes that run tests, if pytest-xdist is there: a test of ranks that share a GPU waits for most of
 its time. Each keeps ranks alive, of which a GPU allows some 16 (tests/gpu/conftest.py)."""
@@ -146,11 +149,13 @@ def _tests(python: str, lacks: str, xdist: bool) -> list[Part]:
         dry = ["-q", "--gpu-tests-on", "cpu", "-k", _FEW, "tests/gpu/test_values.py", *options]
         selection = ["-k", f"not ({leave_out})"] if leave_out else []
         # Stop after some failures: a hanging rank is detected only after minutes.
-        command = [*pytest, "-v", "-m", "gpu", "--maxfail=8", *spread, *selection, *files, *options]
+        together = [] if files == TIMED else spread
+        command = [*pytest, "-v", "-m", "gpu", "--maxfail=8", *together, *selection, *files, *options]
         return Part(name, command, [*pytest, *dry], needs=lacks)
 
     return [
-        part("tests", ["tests/gpu"], "--durations=10"),
+        part("tests", ["tests/gpu"], "--durations=10", *(f"--ignore={file}" for file in TIMED)),
+        part("timed_tests", TIMED),
         # Tests with a time limit are left out, because sleeps might make them exceed it.
         part("sleeps", [*SANITIZED, "tests/gpu/test_collectives.py"], "--random-sleeps", "1"),
         part("sanitizer", SANITIZED, "--cuda-sanitizer", leave_out="memory_operations or hardware_queue or large"),

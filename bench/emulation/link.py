@@ -164,7 +164,11 @@ class DevicePacer:
         self.crossing = _C.EmulatedLink(self._clock, *self._memory, *shares)
 
     def _host_speed(self, from_host: bool) -> float:
-        """Return the bytes that are copied from or to the host in a second, without the time to start a copy."""
+        """Return the bytes that are copied from or to the host in a second, without the time to start a copy.
+
+        Raises:
+            RuntimeError: the times are meaningless, because something else uses the GPU.
+        """
 
         def spent(nbytes: int) -> float:
             return statistics.median(
@@ -172,7 +176,13 @@ class DevicePacer:
             )
 
         spent(self._STAGING)
-        return self._STAGING / (spent(2 * self._STAGING) - spent(self._STAGING))
+        once, twice = spent(self._STAGING), spent(2 * self._STAGING)
+        if twice <= once:
+            raise RuntimeError(
+                f"copies of {self._STAGING} bytes and of twice as many took {once:.2g} and {twice:.2g} s: an emulated "
+                "link needs a GPU that nothing else uses"
+            )
+        return self._STAGING / (twice - once)
 
     def pace(self, ns: int) -> None:
         """See `Pacer.pace`."""

@@ -25,6 +25,7 @@ from bench.session_parts import (
     PYTEST,
     RESULT,
     SANITIZED,
+    TIMED,
     WORKERS,
     Part,
     parts,
@@ -225,16 +226,20 @@ def test_without_a_new_pytest_only_the_benchmarks_run(versions: dict[str, str]) 
 def test_tests_run_in_several_processes_where_that_is_possible() -> None:
     versions = {**GPU["versions"], "pytest-xdist": "3.8.0"}
     for found, spread in (({**GPU, "versions": versions}, ["-n", str(WORKERS), "--dist", "loadfile"]), (GPU, [])):
-        commands = [part.command for part in parts("python", found) if "--outcomes" in part.command]
-        assert len(commands) == 3
-        for command in commands:
+        commands = {part.name: part.command for part in parts("python", found) if "--outcomes" in part.command}
+        assert commands.keys() == {"tests", "timed_tests", "sleeps", "sanitizer"}
+        for name, command in commands.items():
             begin = command.index("--maxfail=8") + 1
-            assert command[begin : begin + 4] == spread if spread else "-n" not in command
+            together = spread if name != "timed_tests" else []
+            assert command[begin : begin + 4] == together if together else "-n" not in command
+        assert {f"--ignore={file}" for file in TIMED} <= {*commands["tests"]}
+        assert {*TIMED} <= {*commands["timed_tests"]}
 
 
 def test_parts_name_tests_and_commands_that_exist() -> None:
     made = parts("python", GPU)
     assert len({part.name for part in made}) == len(made)
+    assert all((ROOT / file).exists() for file in TIMED)
     for test in CHECKED + CHECKED_ON_RANKS:
         path, function = re.match(r"(.*)::(\w+)", test).groups()  # type: ignore[union-attr]
         assert f"def {function}(" in (ROOT / path).read_text(), test
