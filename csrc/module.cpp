@@ -33,6 +33,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("plain_tensors_without_grad", &cpu::plain_tensors_without_grad);
   m.def("dispatches_to_kernel_only", &cpu::dispatches_to_kernel_only);
   m.def("argument_key", &cpu::argument_key);
+  m.def("call_key", &cpu::call_key);
   m.def("layout_key", &cpu::layout_key);
   m.def("profiled", &at::hasCallbacks);
   m.def("shm_dir", &cpu::shm_dir);

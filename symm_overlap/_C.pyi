@@ -18,6 +18,9 @@ def dispatches_to_kernel_only(arguments: Sequence[Any], /) -> bool:
 def argument_key(arguments: Sequence[Any], /) -> bytes:
     """Return equal bytes for arguments that are alike. See csrc/cpu/arguments.h."""
 
+def call_key(arguments: Sequence[Any], /) -> bytes:
+    """Return equal bytes for calls that can be carried out in the same way. See csrc/cpu/arguments.h."""
+
 def layout_key(tensors: Sequence[Tensor | None], /) -> bytes:
     """Return equal bytes for lists with the same dtypes, sizes, strides and alignments. See csrc/cpu/arguments.h."""
 

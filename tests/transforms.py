@@ -29,7 +29,7 @@ def forget_routes() -> None:
     Programs never need this, because their environment and traits do not change.
     """
     for state in list(group._states.values()):
-        state.routes.clear()
+        state.forget_routes()
 
 
 def comparing(on: bool) -> AbstractContextManager[None]:

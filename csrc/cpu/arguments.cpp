@@ -8,9 +8,11 @@
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace symm_overlap::cpu {
 
@@ -37,9 +39,25 @@ void append(std::string& key, const at::Tensor& tensor) {
   }
 }
 
-void append(std::string& key, PyObject* argument) {
+void append_layout(std::string& key, const at::Tensor& tensor) {
+  append(key, tensor);
+  for (const int64_t stride : tensor.strides()) {
+    append(key, stride);
+  }
+  key += reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0 ? 'A' : 'U';
+}
+
+// `seen`: the tensors so far, if layouts count; null if they do not.
+void append(std::string& key, PyObject* argument, std::vector<PyObject*>* seen = nullptr) {
   if (THPVariable_Check(argument)) {
-    append(key, THPVariable_Unpack(argument));
+    if (seen == nullptr) {
+      append(key, THPVariable_Unpack(argument));
+      return;
+    }
+    append_layout(key, THPVariable_Unpack(argument));
+    const auto first = std::find(seen->begin(), seen->end(), argument);
+    append(key, first - seen->begin());
+    seen->push_back(argument);
   } else if (argument == Py_None) {
     key += 'N';
   } else if (PyBool_Check(argument)) {
@@ -68,7 +86,7 @@ void append(std::string& key, PyObject* argument) {
     key += 'L';
     append(key, length);
     for (Py_ssize_t i = 0; i < length; ++i) {
-      append(key, PySequence_Fast_GET_ITEM(argument, i));
+      append(key, PySequence_Fast_GET_ITEM(argument, i), seen);
     }
   } else {
     TORCH_CHECK_TYPE(false, "symm_overlap: an argument of type ", Py_TYPE(argument)->tp_name, " has no argument key");
@@ -133,6 +151,15 @@ pybind11::bytes argument_key(pybind11::handle arguments) {
   return pybind11::bytes(key);
 }
 
+pybind11::bytes call_key(pybind11::handle arguments) {
+  std::string key;
+  key.reserve(512);
+  std::vector<PyObject*> seen;
+  seen.reserve(8);
+  append(key, arguments.ptr(), &seen);
+  return pybind11::bytes(key);
+}
+
 pybind11::bytes layout_key(const std::vector<std::optional<at::Tensor>>& tensors) {
   std::string key;
   key.reserve(512);
@@ -141,11 +168,7 @@ pybind11::bytes layout_key(const std::vector<std::optional<at::Tensor>>& tensors
       key += 'N';
       continue;
     }
-    append(key, *tensor);
-    for (const int64_t stride : tensor->strides()) {
-      append(key, stride);
-    }
-    key += reinterpret_cast<uintptr_t>(tensor->const_data_ptr()) % 16 == 0 ? 'A' : 'U';
+    append_layout(key, *tensor);
   }
   return pybind11::bytes(key);
 }

@@ -22,7 +22,7 @@ from ._torch import keep_in_order
 from .autograd import autograd_kernel
 from .comparison import REJECTIONS, report_rejection
 from .direct_call import KERNELS
-from .exchange import Peers
+from .exchange import Peers, repeated
 from .note import settings_in
 
 # A fragment: the C++ code defines ops in this namespace too.
@@ -50,6 +50,7 @@ def define(
     setup_context: Callable[..., None],
     backward: Callable[..., Any],
     multiplies: bool = False,
+    repeatable: bool = False,
     flop: Callable[..., int] | None = None,
 ) -> None:
     """Define ``torch.ops.symm_overlap.<name>``, and its overload ``compiled``.
@@ -64,6 +65,8 @@ def define(
             argument is the world size, which replaces the group's name.
         setup_context, backward: as for `torch.library.register_autograd`.
         multiplies: whether autocast treats the op as a matmul, and chooses its dtype as for ``torch.matmul``.
+        repeatable: whether ``eager`` computes nothing besides one exchange, which writes all that is returned; see
+            `symm_overlap.collective.exchange.repeated`.
         flop: the op's work in FLOP, as for `torch.utils.flop_counter.register_flop_formula`.
     """
     qualified = f"symm_overlap::{name}"
@@ -75,7 +78,8 @@ def define(
     library.define(f"{name}.compiled{arguments}{keyword_only}str note) -> {output}", tags=tags)
     op = getattr(torch.ops.symm_overlap, name).default
     at = [argument.name for argument in op._schema.arguments].index("group_name")
-    kernel = KERNELS[op] = KERNELS[getattr(torch.ops.symm_overlap, name).compiled] = _kernel(name, eager, at)
+    kernel = _kernel(name, eager, at, repeatable)
+    KERNELS[op] = KERNELS[getattr(torch.ops.symm_overlap, name).compiled] = kernel
     for device in TRAITS:
         key = device.upper()
         library.impl(name, kernel, key)
@@ -91,7 +95,7 @@ def define(
     OPS.append(name)
 
 
-def _kernel(op: str, eager: Callable[..., Any], at: int) -> Callable[..., Any]:
+def _kernel(op: str, eager: Callable[..., Any], at: int, repeatable: bool) -> Callable[..., Any]:
     def run(*args: Any, note: str | None = None, **kwargs: Any) -> Any:
         if note is not None:
             try:
@@ -104,7 +108,10 @@ def _kernel(op: str, eager: Callable[..., Any], at: int) -> Callable[..., Any]:
         peers = Peers(args[at], current())
         try:
             with untracked_views():
-                return eager(peers, *args[:at], *args[at + 1 :], **kwargs)
+                given = args[:at] + args[at + 1 :]
+                if repeatable:
+                    return repeated.call(eager, peers, given, kwargs)
+                return eager(peers, *given, **kwargs)
         except NotCapturedError as error:
             peers.forget()
             raise for_users(error)  # noqa: B904 (the same exception)

@@ -11,6 +11,7 @@ from .lane_group import are_enqueued, lane_group, message_group, wire_device
 from .lasting_memory import lasting
 from .merged import meets_in_kernels
 from .ranges import around, ranged
+from .script import Script
 from .symmetric import new_symmetric, rendezvous
 from .topology import compares, direct_access
 from .work import (
@@ -54,6 +55,7 @@ __all__ = [
     "Operand",
     "Part",
     "RaiseFlag",
+    "Script",
     "Slice",
     "Sum",
     "Traits",

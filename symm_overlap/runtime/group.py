@@ -36,6 +36,7 @@ class GroupState:
             in.
         rendezvous_numbers: the number of the next rendezvous, and of those after it.
         routes: how calls have been carried out, for later calls of the same kind; `collective.exchange.route` fills it.
+        repeated: what is known of calls that may be repeated; `collective.exchange.repeated` fills it.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -43,6 +44,7 @@ class GroupState:
         self.fake = is_fake(group)
         self.alone = self.fake or self.world == 1
         self.routes: dict[Hashable, Any] = {}
+        self.repeated: dict[Hashable, Any] = {}
         self.tuned: dict[tuple[str, str], Any] = {}
         self.calls: defaultdict[int, int] = defaultdict(int)
         self.symmetric: WeakKeyDictionary[torch.UntypedStorage, int] = WeakKeyDictionary()
@@ -57,6 +59,11 @@ class GroupState:
         self._lanes: dict[tuple[torch.device, int], Lane] = {}
         self._own_lanes = itertools.count(_OWN_LANES_FROM)
         self._pid = os.getpid()
+
+    def forget_routes(self) -> None:
+        """Decide anew how the next call of each kind is carried out."""
+        self.routes.clear()
+        self.repeated.clear()
 
     def device(self, kind: str) -> Device | None:
         """Return the device that all ranks assume for every rank: the first rank's, with stream waits and kernels if

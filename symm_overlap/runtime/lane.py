@@ -69,6 +69,9 @@ class Lane:
 
     Args:
         pid: the process that is this rank of the group. A process forked from it is not, and may not make calls.
+
+    Attributes:
+        generation: how often the workspace has grown. What a call has created for one generation is invalid in another.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, index: int, pid: int) -> None:
@@ -76,6 +79,7 @@ class Lane:
         self.rank, self.world = group.rank(), group.size()
         self.calls = 0  # calls that have run; the same on every rank
         self.broken: str | None = None
+        self.generation = 0
         self._kept: dict[tuple[object, ...], Kept] = {}
         self._pid = pid
         self._tag = f"{device.type} lane {index}"
@@ -101,7 +105,8 @@ class Lane:
         seconds: float,
         call_hash: int,
         by_kernels: bool = False,
-    ) -> bool:
+        fits: Callable[[int, int], bool] | None = None,
+    ) -> bool | None:
         """Run one call: ``body(half)``, with ``nbytes`` of workspace in that half, and signals on ``channels``
         channels. Return False if the call was only captured, else True.
 
@@ -109,6 +114,9 @@ class Lane:
             body: returns the flags that the call has used (csrc/issue/flags.h), or None.
             outputs: the tensors that the call writes. After a failed wait on a GPU, they are filled with NaN.
             seconds, call_hash, by_kernels: see `Workspace.begin`.
+            fits: if given, the call can run only if ``fits(generation, half)`` is True, for the present workspace and
+                the half that the call would use. Otherwise None is returned, and nothing was done. Not for calls that
+                are captured.
 
         Raises:
             RuntimeError: an earlier call on this lane failed, or this process was forked from the rank's process.
@@ -123,6 +131,8 @@ class Lane:
                 f"{workspace.half} and {workspace.channels}"
             )
         with self.lock:
+            if fits is not None and not fits(self.generation, self.calls % 2):
+                return None
             self.require_in_step()
             try:
                 if nbytes > workspace.half or channels > workspace.channels:
@@ -170,6 +180,7 @@ class Lane:
         # and never reach the rendezvous for new memory. `begin` tells it that the calls differ.
         workspace.begin(op, seconds, call_hash, self.calls)
         self._kept = {}
+        self.generation += 1
         try:
             workspace.grow(max(nbytes, workspace.half), max(channels, workspace.channels))
         except dist.DistBackendError as error:

@@ -35,7 +35,7 @@ def forgetting(me: Rank) -> Iterator[None]:
         yield
     finally:
         state.tuned.clear()
-        state.routes.clear()
+        state.forget_routes()
 
 
 @contextmanager
@@ -111,7 +111,7 @@ def another_run(me: Rank, file: Path) -> list[object]:
         with clocks(me, "pipelined/2"):
             tuned(me, mine, [AG])
         state_of(me.group).tuned.clear()
-        state_of(me.group).routes.clear()
+        state_of(me.group).forget_routes()
         if me.rank:
             other = {
                 key: Tuned(((Candidate("sequential", 1), 1.0), (Candidate("pipelined", 2), 9.0)))

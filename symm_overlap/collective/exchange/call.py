@@ -76,7 +76,7 @@ class Call:
     def __init__(self, peers: Peers, problem: Problem, device: torch.device, shard: Tensor | None = None) -> None:
         state, settings, place = peers.state, peers.settings, (0, 0)
         if shard is not None and not state.alone:
-            place = _place_of(shard, state, problem.device)
+            place = place_of(shard, state)
         key = problem, device, settings.routing, place
         route: Route | None = state.routes.get(key)
         if route is None:
@@ -118,13 +118,13 @@ class Call:
             self.peers.forget()
 
 
-def _place_of(shard: Tensor, state: GroupState, kind: str) -> tuple[int, int]:
+def place_of(shard: Tensor, state: GroupState) -> tuple[int, int]:
     """Return (number of the rendezvous of the shard's symmetric memory, offset of the shard in it).
 
     The number is 0 if the shard is not in symmetric memory of the group. The offset is 0 unless it has to be the same
     on every rank.
     """
-    backend = backend_of(kind)
+    backend = backend_of(shard.device.type)
     number = backend.rendezvous_number(shard, state)
     if not number or not shard.numel():  # an empty shard may begin past the end of the memory
         return 0, 0

@@ -47,7 +47,7 @@ def keep_route(state: GroupState, key: Hashable, route: Route) -> None:
     The route ends with its group: a new group has a state of its own, even under the same name.
     """
     if len(state.routes) >= MOST_ROUTES:
-        state.routes.clear()
+        state.forget_routes()
     state.routes[key] = route
 
 

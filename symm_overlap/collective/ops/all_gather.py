@@ -114,4 +114,5 @@ define(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
+    repeatable=True,
 )

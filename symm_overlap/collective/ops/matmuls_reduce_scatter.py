@@ -170,6 +170,7 @@ define(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
+    repeatable=True,
     multiplies=True,
     flop=_flop,
 )

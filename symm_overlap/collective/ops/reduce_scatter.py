@@ -107,4 +107,5 @@ define(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
+    repeatable=True,
 )

@@ -134,7 +134,7 @@ def autotune(
     for case, entry in zip(reversed(cases), reversed(tuned), strict=True):  # the first call of a kind wins
         for words in keys_of(case.problem, order):
             state.tuned[place.type, words] = entry
-    state.routes.clear()  # routes were chosen without the new measurements
+    state.forget_routes()  # routes were chosen without the new measurements
     if state.rank == 0 and measured:
         add_if_possible(file, measured)
     return tuned

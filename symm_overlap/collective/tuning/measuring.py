@@ -38,7 +38,7 @@ def candidates(problem: Problem, paths: Sequence[str]) -> list[Candidate]:
 def problem_of(call: Wanted, group: Group, state: GroupState, device: torch.device) -> Problem:
     """Return the problem of a call. The call is made once, sequentially, to find out. Collective."""
     made = call.make(device)
-    state.routes.clear()
+    state.forget_routes()
     with force_path("sequential"), torch.no_grad():
         made(group)
     # The last route is the call's own: a call may first gather something small, which has a route too.

@@ -112,6 +112,56 @@ def _known(call: Call, name: str, total: int) -> tuple[Place, int, Caller, Machi
     return place, world * chunks, caller, machine, getattr(load(name, machine.architecture), name)
 
 
+class FlagTurn:
+    """The flags of a lane in calls of one kind, which have their turns on the lane one after another.
+
+    Args:
+        count: how many flags a call uses.
+        seconds: how long a wait for a peer may last.
+        captured: whether the flags are those of captured calls.
+    """
+
+    __slots__ = ("_caller", "_captured", "_count", "_lane", "flags", "seconds")
+
+    def __init__(self, lane: Lane, flags: Flags, count: int, seconds: float, caller: Caller, captured: bool) -> None:
+        self._lane, self.flags, self._count, self.seconds = lane, flags, count, seconds
+        self._caller, self._captured = caller, captured
+
+    def like(self, other: FlagTurn) -> bool:
+        """True if calls with ``other`` use the same flags in the same way."""
+        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    def begin(self) -> None:
+        """Start a call, with all flags cleared.
+
+        Raises DistBackendError if a wait of a kernel of an earlier call has passed its deadline.
+        """
+        _raise(self.flags, self.flags.failure())
+        if not self._captured:
+            _, captured = _flags[self._lane]
+            if self._count > captured.count:  # a capture can allocate nothing, and this call may be its preparation
+                captured.grow(self._count)
+        self.flags.begin(self._count, _SLACK * self.seconds, self._caller)
+
+    def memory(self) -> tuple[Tensor, ...]:
+        """Return the memory of the flags that the kernel reads and writes in this call, which has begun."""
+        return self.flags.words, self.flags.status, self.flags.counters
+
+    def end(self) -> _C.Flags | None:
+        """End the call. Return the flags that the last launch of the call has to end; None: there is no such launch.
+
+        Raises DistBackendError if a wait of the kernel is known to have passed its deadline.
+        """
+        native: _C.Flags | None = self.flags.native
+        if native is None:
+            _raise(self.flags, self.flags.failure())
+        return native
+
+    def abandon(self, error: BaseException) -> None:
+        """End every wait for a flag because of an error in the middle of a call."""
+        self.flags.abandon(error)
+
+
 class FlaggedKernel:
     """The kernel of one call, and its flags.
 
@@ -123,11 +173,13 @@ class FlaggedKernel:
     Attributes:
         flags: one flag for each chunk of each rank. It is not set if the call only notes what it needs.
         captured: whether the call is being captured in a CUDA graph; not set either.
+        turn: the flags in this call; not set either.
         place: which rows belong to which rank.
     """
 
     flags: Flags
     captured: bool
+    turn: FlagTurn
 
     def __init__(self, call: Call, name: str, total: int, columns: int | None = None) -> None:
         self._call, self._columns = call, columns
@@ -138,6 +190,7 @@ class FlaggedKernel:
         if call.settings.needs is None:
             self.captured, self._seconds = call.lane.workspace.capturing(), call.settings.seconds
             self.flags = flags_of(call, self._count, self.captured)
+            self.turn = FlagTurn(call.lane, self.flags, self._count, self._seconds, self._caller, self.captured)
 
     def launch(self, operands: Operands) -> None:
         """Launch the kernel."""
@@ -203,32 +256,6 @@ class FlaggedKernel:
     def _ahead(self, ahead: Callable[..., None], flags: Flags, operands: Operands) -> None:
         given, row_scale = operands
         self._launcher(*given, flags, self.place, self._machine, row_scale=row_scale, ahead=ahead)
-
-    def begin(self) -> None:
-        """Start the call, in its turn on the lane, with all flags cleared.
-
-        Raises DistBackendError if a wait of a kernel of an earlier call has passed its deadline.
-        """
-        _raise(self.flags, self.flags.failure())
-        if not self.captured:
-            _, captured = _flags[self._call.lane]
-            if self._count > captured.count:  # a capture can allocate nothing, and this call may be its preparation
-                captured.grow(self._count)
-        self.flags.begin(self._count, _SLACK * self._seconds, self._caller)
-
-    def memory(self) -> tuple[Tensor, ...]:
-        """Return the memory of the flags that the kernel reads and writes in this call, which has begun."""
-        return self.flags.words, self.flags.status, self.flags.counters
-
-    def end(self) -> _C.Flags | None:
-        """End the call. Return the flags that the last launch of the call has to end; None: there is no such launch.
-
-        Raises DistBackendError if a wait of the kernel is known to have passed its deadline.
-        """
-        native: _C.Flags | None = self.flags.native
-        if native is None:
-            _raise(self.flags, self.flags.failure())
-        return native
 
     def up(self, step: Step) -> None:
         """Set the flag of a step's chunk."""

@@ -42,15 +42,16 @@ class FusedRun(Run):
         return self.kernel.watched(table)
 
     def _issue(self, parity: int) -> _C.Flags | None:
-        self.kernel.begin()
+        self.turn = turn = self.kernel.turn
+        turn.begin()
         if self.scriptable:
-            self.operands = (*self.operands, *self.kernel.memory())
+            self.operands = (*self.operands, *turn.memory())
         try:
             super()._issue(parity)
         except BaseException as error:
-            self.kernel.flags.abandon(error)
+            turn.abandon(error)
             raise
-        return self.kernel.end()
+        return turn.end()
 
     def _tiles(self, step: Step) -> None:
         self.kernel.launch(self.multiplied())

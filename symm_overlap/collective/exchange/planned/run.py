@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .... import _C
 from ....plan import Layout, Plan, Region, Step, Table, execute, layout
-from ....runtime import NotPreparedError, Part, Work, meets_in_kernels, ranged
+from ....runtime import NotPreparedError, Part, Script, Work, meets_in_kernels, ranged
 from ..call import Call
+from ..recorded import note
 
 
 class Run:
@@ -22,7 +24,17 @@ class Run:
         operands: further tensors of the caller that steps compute with, always in the same order.
         variant: a key for whatever the work of the steps depends on besides the problem of the call.
         unit_bytes: for each buffer in the workspace, the size of its largest unit in bytes.
+
+    Attributes:
+        turn: the flags of the call's kernel, if it has one.
+        script: the script that has carried out the run; None if it was carried out in another way, or not yet.
+        parity: the half of the workspace that the run has used.
+        given: the tensors that the script was called with.
     """
+
+    turn: Any = None
+    script: Script | None = None
+    given: Sequence[Tensor] = ()
 
     def __init__(
         self,
@@ -64,7 +76,9 @@ class Run:
             )
         except NotPreparedError as error:
             raise NotPreparedError(f"{error} {call.problem}") from None
-        if not ran:
+        if ran:
+            note(self)
+        else:
             call.peers.forget()
 
     def note(self) -> None:
@@ -125,6 +139,7 @@ class Run:
             if script is not None:
                 table: Table = {} if script.complete else ranged(self._table())
                 script.run(call.op, given, table)
+                self.script, self.given = script, given
                 return None
         table = ranged({**self._table(), **self.workspace.steps()})
         for transform in transforms:
