@@ -17,7 +17,8 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from weakref import WeakMethod
+from typing import Protocol
+from weakref import WeakMethod, WeakSet
 
 import torch
 import torch.distributed as dist
@@ -64,6 +65,13 @@ class Kept:
         return self.script
 
 
+class KeepsViews(Protocol):
+    """Keeps views of a lane's workspace."""
+
+    def forget(self) -> None:
+        """Forget them: the workspace grows, and its old memory is to be freed."""
+
+
 class Lane:
     """One sequence of calls of one group on one device.
 
@@ -71,7 +79,7 @@ class Lane:
         pid: the process that is this rank of the group. A process forked from it is not, and may not make calls.
 
     Attributes:
-        generation: how often the workspace has grown. What a call has created for one generation is invalid in another.
+        generation: how often the workspace has grown.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, index: int, pid: int) -> None:
@@ -80,6 +88,7 @@ class Lane:
         self.calls = 0  # calls that have run; the same on every rank
         self.broken: str | None = None
         self.generation = 0
+        self._views: WeakSet[KeepsViews] = WeakSet()
         self._kept: dict[tuple[object, ...], Kept] = {}
         self._pid = pid
         self._tag = f"{device.type} lane {index}"
@@ -105,7 +114,7 @@ class Lane:
         seconds: float,
         call_hash: int,
         by_kernels: bool = False,
-        fits: Callable[[int, int], bool] | None = None,
+        fits: Callable[[int], bool] | None = None,
     ) -> bool | None:
         """Run one call: ``body(half)``, with ``nbytes`` of workspace in that half, and signals on ``channels``
         channels. Return False if the call was only captured, else True.
@@ -114,9 +123,8 @@ class Lane:
             body: returns the flags that the call has used (csrc/issue/flags.h), or None.
             outputs: the tensors that the call writes. After a failed wait on a GPU, they are filled with NaN.
             seconds, call_hash, by_kernels: see `Workspace.begin`.
-            fits: if given, the call can run only if ``fits(generation, half)`` is True, for the present workspace and
-                the half that the call would use. Otherwise None is returned, and nothing was done. Not for calls that
-                are captured.
+            fits: if given, the call runs only if ``fits(half)`` is True, for the half that the call would use. If not,
+                None is returned, and nothing was done. Not for calls that are captured.
 
         Raises:
             RuntimeError: an earlier call on this lane failed, or this process was forked from the rank's process.
@@ -131,7 +139,7 @@ class Lane:
                 f"{workspace.half} and {workspace.channels}"
             )
         with self.lock:
-            if fits is not None and not fits(self.generation, self.calls % 2):
+            if fits is not None and not fits(self.calls % 2):
                 return None
             self.require_in_step()
             try:
@@ -158,6 +166,11 @@ class Lane:
             found = self._kept[key] = Kept()
         return found
 
+    def tell_when_it_grows(self, keeper: KeepsViews) -> None:
+        """Call ``keeper.forget()`` whenever the workspace grows, as long as somebody else keeps ``keeper`` alive."""
+        with self.lock:
+            self._views.add(keeper)
+
     @contextmanager
     def turn(self, op: str) -> Iterator[None]:
         """Hold the lane for one call that uses no workspace. If that call fails, the lane is broken, as peers may be in
@@ -181,6 +194,8 @@ class Lane:
         workspace.begin(op, seconds, call_hash, self.calls)
         self._kept = {}
         self.generation += 1
+        for each in self._views:
+            each.forget()
         try:
             workspace.grow(max(nbytes, workspace.half), max(channels, workspace.channels))
         except dist.DistBackendError as error:

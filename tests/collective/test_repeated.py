@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -206,6 +208,30 @@ def fails_in_a_repeated_call(me: Rank, lane: int) -> None:
 
 def test_a_repeated_call_that_fails_breaks_its_lane(ranks: Pool, fresh_lane: Callable[[], int]) -> None:
     ranks.run(2, fails_in_a_repeated_call, fresh_lane())
+
+
+def mapped() -> dict[int, str]:
+    """Return where memory that processes share is mapped here: by the first address, what is mapped."""
+    lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    return {int(line[0].split("-")[0], 16): " ".join(line[4:]) for line in lines if "s" in line[1]}
+
+
+def old_memory_is_freed(me: Rank, lane: int) -> None:
+    """What is kept for repeated calls must not keep the memory of a workspace that has grown."""
+    with comparing(False), in_place(False), symm_overlap.lane(lane), symm_overlap.force_path("pipelined", chunks=1):
+        for _ in range(4):
+            symm_overlap.all_gather(torch.ones(8, 6), 0, me.group)
+        workspace = state_of(me.group).lane(me.group, torch.device("cpu"), lane).workspace
+        address = workspace.view(me.rank, 0, 0, (1,), torch.uint8).data_ptr()
+        maps = mapped()
+        old = maps[max(begin for begin in maps if begin <= address)]
+        symm_overlap.all_gather(torch.ones(1 << 19, 6), 0, me.group)
+        gc.collect()
+        assert old not in mapped().values()
+
+
+def test_repeated_calls_do_not_keep_the_memory_of_an_old_workspace(ranks: Pool, fresh_lane: Callable[[], int]) -> None:
+    ranks.run(2, old_memory_is_freed, fresh_lane())
 
 
 def kinds_are_few(me: Rank, lane: int) -> None:

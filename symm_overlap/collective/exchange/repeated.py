@@ -35,7 +35,7 @@ from .call import Peers, place_of
 from .planned.run import Run
 from .recorded import recording
 
-MOST_REPEATED = 4096  # for one group; if a program makes more kinds of calls, all are forgotten
+MOST_REPEATED = 256  # for one group; if a program makes more kinds of calls, all are forgotten
 
 _NEVER = object()
 """What is kept for calls that cannot be repeated."""
@@ -80,7 +80,7 @@ def _after(known: Repeated | None, runs: Sequence[Run], args: tuple[Any, ...], r
         return _NEVER if known is None and runs else known
     if known is None or not known.serves(runs[0], recipe):
         known = Repeated(runs[0], recipe)
-    known.scripts[runs[0].parity] = runs[0].script
+    known.keep(runs[0])
     return known
 
 
@@ -224,17 +224,27 @@ class Repeated:
         self._recipe = recipe
         self._all = recipe.given + recipe.outputs + recipe.results
         self._ends = len(recipe.given), len(recipe.given) + len(recipe.outputs)
-        self._lane, self._generation, self._op = call.lane, call.lane.generation, call.op
+        self._lane, self._op = call.lane, call.op
         self._backend, self._turn, self._digest = call.backend, run.turn, call.route.digest
         self._nbytes, self._channels = run.layout.nbytes, run.plan.channels
         self._by_kernels = meets_in_kernels(run.plan)
+        call.lane.tell_when_it_grows(self)
+
+    def keep(self, run: Run) -> None:
+        """Use the script of a call for later calls."""
+        with self._lane.lock:
+            if run.generation == self._lane.generation:  # another thread may have made the workspace grow meanwhile
+                self.scripts[run.parity] = run.script
+
+    def forget(self) -> None:
+        """Forget the scripts, which contain views of the workspace."""
+        self.scripts = [None, None]
 
     def serves(self, run: Run, recipe: Recipe) -> bool:
         """True if another call of the same kind, which has made ``run``, can be repeated like this one."""
-        same = self._recipe, self._lane, self._generation, self._digest, self._nbytes
-        call = run.call
+        same, call = (self._recipe, self._lane, self._digest, self._nbytes), run.call
         return (
-            same == (recipe, call.lane, call.lane.generation, call.route.digest, run.layout.nbytes)
+            same == (recipe, call.lane, call.route.digest, run.layout.nbytes)
             and (self._turn is None) == (run.turn is None)
             and (self._turn is None or self._turn.like(run.turn))
         )
@@ -266,8 +276,8 @@ class Repeated:
         )
         return _NOT_NOW if ran is None else _formed(recipe.form, found[outputs_end:])
 
-    def _fits(self, generation: int, half: int) -> bool:
-        return generation == self._generation and self.scripts[half] is not None
+    def _fits(self, half: int) -> bool:
+        return self.scripts[half] is not None
 
     def _issue(self, parity: int, given: list[Tensor]) -> _C.Flags | None:
         script, turn = self.scripts[parity], self._turn

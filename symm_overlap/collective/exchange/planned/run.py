@@ -30,11 +30,13 @@ class Run:
         script: the script that has carried out the run; None if it was carried out in another way, or not yet.
         parity: the half of the workspace that the run has used.
         given: the tensors that the script was called with.
+        generation: how often the workspace had grown by then.
     """
 
     turn: Any = None
     script: Script | None = None
     given: Sequence[Tensor] = ()
+    generation = 0
 
     def __init__(
         self,
@@ -139,7 +141,7 @@ class Run:
             if script is not None:
                 table: Table = {} if script.complete else ranged(self._table())
                 script.run(call.op, given, table)
-                self.script, self.given = script, given
+                self.script, self.given, self.generation = script, given, call.lane.generation
                 return None
         table = ranged({**self._table(), **self.workspace.steps()})
         for transform in transforms:
