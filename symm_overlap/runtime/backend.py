@@ -271,5 +271,8 @@ class Backend(Protocol):
     def multiplies_float8(self, device: torch.device) -> bool:
         """True if torch can multiply float8 matrices with scales on this device."""
 
+    def load_matmuls(self, device: torch.device) -> None:
+        """Load what matmuls need and a capture cannot load, for this thread and for that of backward passes."""
+
     def raise_failures(self) -> None:
         """Raise if a wait of an earlier call has failed, as far as the host knows so far."""

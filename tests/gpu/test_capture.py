@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -117,6 +118,24 @@ def test_what_was_prepared_is_captured_at_its_first_call_and_replayed_between_ea
     gpu_ranks: Worlds, world: int, path: str
 ) -> None:
     gpu_ranks.run(world, eager_then_captured, 6, path)
+
+
+def loads_matmuls(me: Rank) -> None:
+    """What matmuls need is loaded for the thread of backward passes too, also without gradients."""
+    threads, handle = set(), torch.cuda.current_blas_handle
+
+    def noted() -> int:
+        threads.add(threading.get_ident())
+        return handle()
+
+    with mock.patch.object(torch.cuda, "current_blas_handle", noted), torch.no_grad(), symm_overlap.prepare():
+        symm_overlap.all_gather(torch.empty(ROWS, COLUMNS, device=me.device), 0, me.group)
+    assert len(threads) == 2
+    assert threading.get_ident() in threads
+
+
+def test_after_prepare_a_capture_does_not_load_the_library_of_matmuls(gpu_ranks: Worlds) -> None:
+    gpu_ranks.run(2, loads_matmuls)
 
 
 def not_prepared(me: Rank) -> str:

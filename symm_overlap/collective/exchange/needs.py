@@ -60,6 +60,7 @@ class Needs:
             Any error that Triton raises when it compiles a kernel. The lanes are then ready except for that kernel.
         """
         for lane, need in self._lanes.items():
+            need.call.backend.load_matmuls(lane.device)
             if need.channels:
                 call_hash = need.call.peers.hash_of(digest_of("prepare"))
                 lane.reserve(need.nbytes, current().seconds, call_hash, channels=need.channels)

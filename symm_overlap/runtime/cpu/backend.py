@@ -123,6 +123,9 @@ class CpuBackend:
         """See `Backend.multiplies_float8`."""
         return True
 
+    def load_matmuls(self, device: torch.device) -> None:
+        """Do nothing: on CPU nothing is captured."""
+
     def raise_failures(self) -> None:
         """Do nothing: on CPU a failed wait raises in the call itself."""
 

@@ -24,6 +24,20 @@ if TYPE_CHECKING:
     from ..group import GroupState
 
 
+class _LoadsMatmuls(torch.autograd.Function):
+    """Return the input. Forward and backward create a handle of cuBLAS in their threads."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        torch.cuda.current_blas_handle()
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        torch.cuda.current_blas_handle()
+        return grad
+
+
 class CudaBackend:
     """See `symm_overlap.runtime.backend.Backend`."""
 
@@ -125,6 +139,11 @@ class CudaBackend:
     def multiplies_float8(self, device: torch.device) -> bool:
         """See `Backend.multiplies_float8`. True from the Ada and Hopper generations on."""
         return torch.cuda.get_device_capability(device) >= (8, 9)
+
+    def load_matmuls(self, device: torch.device) -> None:
+        """See `Backend.load_matmuls`. cuBLAS allocates memory when a thread first uses it."""
+        with torch.cuda.device(device), torch.inference_mode(False), torch.enable_grad():
+            _LoadsMatmuls.apply(torch.zeros((), device=device, requires_grad=True)).backward()  # type: ignore[no-untyped-call]
 
     def raise_failures(self) -> None:
         """See `check_lanes`."""

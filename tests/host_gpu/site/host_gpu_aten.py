@@ -233,6 +233,7 @@ def change(torch_module: ModuleType) -> None:
     torch._C._set_sdp_use_flash(False)
     torch._C._set_sdp_use_mem_efficient(False)
     torch._C._set_sdp_use_cudnn(False)
+    torch_module.cuda.current_blas_handle = lambda: 0  # type: ignore[attr-defined]  # matmuls are torch's own for CPUs
     special = {"copy_": copy, **host_gpu_products.SCALED}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of every kernel that is replaced
