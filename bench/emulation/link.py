@@ -151,6 +151,8 @@ class DevicePacer:
     _AHEAD = 20_000_000  # cycles, about 10 ms, in which the host may issue work
     _STAGING = 16 << 20  # bytes
     _TRIALS = 7
+    _COPIES = 16  # in a trial
+    _CORRECTIONS = 2
 
     def __init__(self, device: torch.device, speed: float | None) -> None:
         self._clock, self._times = (torch.zeros(size, dtype=torch.int64, device=device) for size in (1, 2))
@@ -159,9 +161,24 @@ class DevicePacer:
             torch.zeros(self._STAGING, dtype=torch.uint8, device=device),
         )
         torch.cuda.synchronize(device)  # all of it is zeroed on one stream, and used on others
-        self.crossing = _C.EmulatedLink(self._clock, *self._memory, 1.0, 1.0)
-        shares = [0.0 if speed is None else self._host_speed(from_host) / speed for from_host in (True, False)]
-        self.crossing = _C.EmulatedLink(self._clock, *self._memory, *shares)
+        self.crossing = self._link(1.0, 1.0)
+        self.crossing = self._link(*(0.0 if speed is None else self._share(speed, way) for way in (True, False)))
+
+    def _link(self, from_host: float, to_host: float) -> _C.EmulatedLink:
+        return _C.EmulatedLink(self._clock, *self._memory, from_host, to_host)
+
+    def _share(self, speed: float, from_host: bool) -> float:
+        """Return how many bytes to copy from or to the host for each byte that crosses the link."""
+        share, nbytes = self._host_speed(from_host) / speed, round(speed * self.trial / self._COPIES)
+
+        def work() -> None:
+            for _ in range(self._COPIES):
+                link.cross(nbytes, from_host)
+
+        for _ in range(self._CORRECTIONS):
+            link = self._link(share, share)
+            share *= self.trial / max(1e-9, self._median(work))
+        return share
 
     def _host_speed(self, from_host: bool) -> float:
         """Return the bytes that are copied from or to the host in a second, without the time to start a copy.
@@ -171,9 +188,7 @@ class DevicePacer:
         """
 
         def spent(nbytes: int) -> float:
-            return statistics.median(
-                self.seconds(lambda: self.crossing.cross(nbytes, from_host)) for _ in range(self._TRIALS)
-            )
+            return self._median(lambda: self.crossing.cross(nbytes, from_host))
 
         spent(self._STAGING)
         once, twice = spent(self._STAGING), spent(2 * self._STAGING)
@@ -183,6 +198,9 @@ class DevicePacer:
                 "link needs a GPU that nothing else uses"
             )
         return self._STAGING / (twice - once)
+
+    def _median(self, work: Callable[[], object]) -> float:
+        return statistics.median(self.seconds(work) for _ in range(self._TRIALS))
 
     def pace(self, ns: int) -> None:
         """See `Pacer.pace`."""
