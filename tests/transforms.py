@@ -16,7 +16,7 @@ from torch import Tensor
 import symm_overlap
 from symm_overlap.collective import chooser
 from symm_overlap.collective.choice import Choice
-from symm_overlap.collective.exchange import Call
+from symm_overlap.collective.exchange import Call, Peers, Repeatable
 from symm_overlap.plan import Plan, Step, Table
 from symm_overlap.runtime import group
 from symm_overlap.runtime.cpu.backend import CpuBackend
@@ -134,7 +134,7 @@ def at(kind: str, number: int, act: Callable[[Step], None]) -> Iterator[None]:
 
 @contextmanager
 def choices() -> Iterator[list[tuple[str, Choice]]]:
-    """Yield a list to which the op and the choice of every call are added, from all threads."""
+    """Yield a list to which the op and the choice of every call are added, from all threads. No call is repeated."""
     made: list[tuple[str, Choice]] = []
     original = Call.__init__
 
@@ -142,8 +142,8 @@ def choices() -> Iterator[list[tuple[str, Choice]]]:
         original(self, *args, **kwargs)
         made.append((self.op, self.choice))
 
-    Call.__init__ = recording  # type: ignore[method-assign]
-    try:
+    def usually(op: Repeatable, peers: Peers, args: Any, kwargs: Any) -> Any:
+        return op.eager(peers, *args, **kwargs)
+
+    with mock.patch.object(Call, "__init__", recording), mock.patch.object(Repeatable, "call", usually):
         yield made
-    finally:
-        Call.__init__ = original  # type: ignore[method-assign]

@@ -39,12 +39,13 @@ void append(std::string& key, const at::Tensor& tensor) {
   }
 }
 
-void append_layout(std::string& key, const at::Tensor& tensor) {
+// Returns by how many bytes the address exceeds a multiple of 16.
+char append_layout(std::string& key, const at::Tensor& tensor) {
   append(key, tensor);
   for (const int64_t stride : tensor.strides()) {
     append(key, stride);
   }
-  key += reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0 ? 'A' : 'U';
+  return static_cast<char>(reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16);
 }
 
 // `seen`: the tensors so far, if layouts count; null if they do not.
@@ -54,7 +55,7 @@ void append(std::string& key, PyObject* argument, std::vector<PyObject*>* seen =
       append(key, THPVariable_Unpack(argument));
       return;
     }
-    append_layout(key, THPVariable_Unpack(argument));
+    key += append_layout(key, THPVariable_Unpack(argument));
     const auto first = std::find(seen->begin(), seen->end(), argument);
     append(key, first - seen->begin());
     seen->push_back(argument);
@@ -168,7 +169,7 @@ pybind11::bytes layout_key(const std::vector<std::optional<at::Tensor>>& tensors
       key += 'N';
       continue;
     }
-    append_layout(key, *tensor);
+    key += append_layout(key, *tensor) == 0 ? 'A' : 'U';
   }
   return pybind11::bytes(key);
 }

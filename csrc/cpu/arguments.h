@@ -24,8 +24,9 @@ bool dispatches_to_kernel_only(pybind11::handle arguments);
 // TypeError for an argument of another type, or of a subclass of int or str.
 pybind11::bytes argument_key(pybind11::handle arguments);
 
-// The same, but tensors are alike only if `layout_key` says so, too, and if a tensor that is passed twice in one call
-// is passed twice, at the same places, in the other. Such calls can be carried out in the same way.
+// The same, but tensors are alike only if their strides, and their addresses modulo 16, are equal, too, and if a tensor
+// that is passed twice in one call is passed twice, at the same places, in the other. Such calls can be carried out in
+// the same way.
 pybind11::bytes call_key(pybind11::handle arguments);
 
 // Returns equal bytes for lists with None in the same places whose tensors have the same dtypes, devices, sizes and

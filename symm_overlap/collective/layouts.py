@@ -121,7 +121,8 @@ class PartsLayout:
         if self.last and self.columns % 2 == 1 and shard.dtype.itemsize == 2:
             # A part is multiplied before its neighbour has arrived. CPU libraries multiply half-precision numbers in
             # pairs. If the number of columns is odd, they also read the first number of the neighbour and multiply it
-            # by 0. If that memory happens to hold NaN, the product is NaN too.
+            # by 0. If that memory happens to hold NaN, the product is NaN too. (Such calls are never repeated, because
+            # their products are rounded after the exchange.)
             gathered.zero_()
         return gathered
 

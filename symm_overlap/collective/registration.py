@@ -22,7 +22,7 @@ from ._torch import keep_in_order
 from .autograd import autograd_kernel
 from .comparison import REJECTIONS, report_rejection
 from .direct_call import KERNELS
-from .exchange import Peers, repeated
+from .exchange import Peers, Repeatable
 from .note import settings_in
 
 # A fragment: the C++ code defines ops in this namespace too.
@@ -51,6 +51,7 @@ def define(
     backward: Callable[..., Any],
     multiplies: bool = False,
     repeatable: bool = False,
+    gathers: bool = False,
     flop: Callable[..., int] | None = None,
 ) -> None:
     """Define ``torch.ops.symm_overlap.<name>``, and its overload ``compiled``.
@@ -67,6 +68,7 @@ def define(
         multiplies: whether autocast treats the op as a matmul, and chooses its dtype as for ``torch.matmul``.
         repeatable: whether ``eager`` computes nothing besides one exchange, which writes all that is returned; see
             `symm_overlap.collective.exchange.repeated`.
+        gathers: whether the first argument is gathered, so that peers may read it in place.
         flop: the op's work in FLOP, as for `torch.utils.flop_counter.register_flop_formula`.
     """
     qualified = f"symm_overlap::{name}"
@@ -78,7 +80,7 @@ def define(
     library.define(f"{name}.compiled{arguments}{keyword_only}str note) -> {output}", tags=tags)
     op = getattr(torch.ops.symm_overlap, name).default
     at = [argument.name for argument in op._schema.arguments].index("group_name")
-    kernel = _kernel(name, eager, at, repeatable)
+    kernel = _kernel(name, eager, at, Repeatable(eager, gathers, op._schema.arguments) if repeatable else None)
     KERNELS[op] = KERNELS[getattr(torch.ops.symm_overlap, name).compiled] = kernel
     for device in TRAITS:
         key = device.upper()
@@ -95,7 +97,7 @@ def define(
     OPS.append(name)
 
 
-def _kernel(op: str, eager: Callable[..., Any], at: int, repeatable: bool) -> Callable[..., Any]:
+def _kernel(op: str, eager: Callable[..., Any], at: int, repeatable: Repeatable | None) -> Callable[..., Any]:
     def run(*args: Any, note: str | None = None, **kwargs: Any) -> Any:
         if note is not None:
             try:
@@ -109,8 +111,8 @@ def _kernel(op: str, eager: Callable[..., Any], at: int, repeatable: bool) -> Ca
         try:
             with untracked_views():
                 given = args[:at] + args[at + 1 :]
-                if repeatable:
-                    return repeated.call(eager, peers, given, kwargs)
+                if repeatable is not None:
+                    return repeatable.call(peers, given, kwargs)
                 return eager(peers, *given, **kwargs)
         except NotCapturedError as error:
             peers.forget()

@@ -63,7 +63,7 @@ class GroupState:
     def forget_routes(self) -> None:
         """Decide anew how the next call of each kind is carried out."""
         self.routes.clear()
-        self.repeated.clear()
+        self.repeated = {}  # a call that has begun before adds to the old one
 
     def device(self, kind: str) -> Device | None:
         """Return the device that all ranks assume for every rank: the first rank's, with stream waits and kernels if

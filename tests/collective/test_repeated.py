@@ -149,19 +149,30 @@ def test_what_changes_between_calls_is_noticed(ranks: Pool, fresh_lane: Callable
 
 
 def arguments_in_one_storage(me: Rank, lane: int) -> None:
-    """The input and the weight are views of one tensor in half of the calls, at other places in every call."""
+    """The arguments are views of one tensor in some of the calls, at other places in every call."""
     with comparing(False), in_place(False), symm_overlap.lane(lane), symm_overlap.force_path("pipelined", chunks=1):
         for number in range(12):
-            both = small_integers((24, 4), number)
+            both = small_integers((40, 4), number)
             A, B = both[number % 6 : number % 6 + 12].view(3, 4, 4), both[number % 8 : number % 8 + 4]
-            if number % 2:
+            if number % 2 or number < 4:
                 A, B = A.clone(), B.clone()
-            found = symm_overlap.matmul_all_reduce(A, B, "sum", me.group)
+            with counted() as calls:
+                found = symm_overlap.matmul_all_reduce(A, B, "sum", me.group)
             assert torch.equal(found, me.world * (A @ B))
+            assert number < 3 or calls == [True]
             square = both[:4].clone()
             other = square if number % 2 else both[4:8].clone()
             found = symm_overlap.matmul_all_reduce(square, other, "sum", me.group)
             assert torch.equal(found, me.world * (square @ other))
+            # The first factors are given to the script as views. In the first calls they share one storage.
+            first, second = both[8:24].view(4, 4, 4), both[24:40].view(4, 4, 4)
+            if number > 3:
+                first, second = first.clone(), second.clone()
+            found = torch.ops.symm_overlap.fused_matmuls_reduce_scatter(
+                [first, second], [B, other], None, "sum", 0, me.group_name
+            )
+            expected = me.world * (first @ B + second @ other)
+            assert torch.equal(found, expected.chunk(me.world)[me.rank])
 
 
 def test_arguments_may_share_memory_or_be_the_same_tensor(ranks: Pool, fresh_lane: Callable[[], int]) -> None:
@@ -172,9 +183,11 @@ def results_are_separate(me: Rank, lane: int) -> None:
     """A result belongs to the caller: it keeps its values, may be written to, and is what autograd expects."""
     with comparing(False), in_place(False), symm_overlap.lane(lane), symm_overlap.force_path("pipelined", chunks=1):
         kept = []
-        for number in range(5):
+        for number in range(8):
             A = torch.full((4, 6), float(number), requires_grad=number % 2 == 1)
-            result = symm_overlap.all_gather(A, 0, me.group)
+            with counted() as calls:
+                result = symm_overlap.all_gather(A, 0, me.group)
+            assert number < 3 or calls == [True]
             assert result._base is None
             assert result.untyped_storage().nbytes() == result.nbytes
             kept.append(result.detach())
@@ -190,8 +203,10 @@ def test_a_result_belongs_to_the_caller(ranks: Pool, fresh_lane: Callable[[], in
 def fails_in_a_repeated_call(me: Rank, lane: int) -> None:
     A = torch.ones(4, 4)
     with comparing(False), symm_overlap.lane(lane), symm_overlap.force_path("pipelined"):
-        for _ in range(3):
-            symm_overlap.all_reduce(A, "sum", me.group)
+        for number in range(4):
+            with counted() as calls:
+                symm_overlap.all_reduce(A, "sum", me.group)
+            assert number < 3 or calls == [True]
         if me.rank == 0:
             with (
                 symm_overlap.timeout(0.5),
@@ -210,6 +225,22 @@ def test_a_repeated_call_that_fails_breaks_its_lane(ranks: Pool, fresh_lane: Cal
     ranks.run(2, fails_in_a_repeated_call, fresh_lane())
 
 
+def rounds_after_the_exchange(me: Rank, lane: int) -> None:
+    """Products that are rounded after the exchange, from gathered columns that are zeroed before it."""
+    with comparing(False), in_place(False), symm_overlap.lane(lane), symm_overlap.force_path("pipelined", chunks=1):
+        for number in range(6):
+            A, B = (small_integers(shape, number).bfloat16() for shape in ((4, 3), (3 * me.world, 5)))
+            with counted() as calls, poisoned_outputs():
+                gathered, (product,) = symm_overlap.all_gather_matmul(A, [B], 1, me.group)
+            assert gathered is not None
+            assert torch.equal(product, gathered @ B)
+            assert calls == []
+
+
+def test_calls_that_compute_after_the_exchange_are_not_repeated(ranks: Pool, fresh_lane: Callable[[], int]) -> None:
+    ranks.run(2, rounds_after_the_exchange, fresh_lane())
+
+
 def mapped() -> dict[int, str]:
     """Return where memory that processes share is mapped here: by the first address, what is mapped."""
     lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
@@ -219,8 +250,8 @@ def mapped() -> dict[int, str]:
 def old_memory_is_freed(me: Rank, lane: int) -> None:
     """What is kept for repeated calls must not keep the memory of a workspace that has grown."""
     with comparing(False), in_place(False), symm_overlap.lane(lane), symm_overlap.force_path("pipelined", chunks=1):
-        for _ in range(4):
-            symm_overlap.all_gather(torch.ones(8, 6), 0, me.group)
+        for number in range(4):
+            assert gathers(me, torch.ones(8, 6)) == [True] or number < 3
         workspace = state_of(me.group).lane(me.group, torch.device("cpu"), lane).workspace
         address = workspace.view(me.rank, 0, 0, (1,), torch.uint8).data_ptr()
         maps = mapped()
@@ -241,10 +272,13 @@ def kinds_are_few(me: Rank, lane: int) -> None:
         symm_overlap.lane(lane),
         mock.patch.object(repeated, "MOST_REPEATED", 4),
     ):
-        for rows in range(1, 11):
-            for _ in range(3):
-                symm_overlap.all_reduce(torch.ones(rows, 2), "sum", me.group)
-            assert len(state_of(me.group).repeated) <= 4
+        for turn in range(3):
+            for rows in range(1, 11):
+                for number in range(4):
+                    assert gathers(me, torch.ones(rows, 2)) == [True] or number < 3
+                assert len(state_of(me.group).repeated) <= 4
+            for rows in range(7, 11):  # those that came last are still known
+                assert gathers(me, torch.ones(rows, 2)) == [True], turn
 
 
 def test_no_more_kinds_of_calls_are_kept_than_allowed(ranks: Pool, fresh_lane: Callable[[], int]) -> None:

@@ -108,9 +108,9 @@ def watch_call(rank: int, group: dist.ProcessGroup) -> dict[str, dict[str, list[
         return product
 
     with suppress(ImportError):  # an older version
-        from symm_overlap.collective.exchange import repeated
+        from symm_overlap.collective.exchange import Repeatable
 
-        repeated.call = lambda eager, peers, args, kwargs: eager(peers, *args, **kwargs)  # type: ignore[assignment]
+        Repeatable.call = lambda op, peers, args, kwargs: op.eager(peers, *args, **kwargs)  # type: ignore[method-assign]
     for _ in range(3):
         forward().backward(gradient)
     if rank != 0:

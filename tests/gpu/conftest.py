@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,13 +34,15 @@ WAITS = {"kernels": {"SYMM_OVERLAP_STREAM_WAITS": "0"}, "memory": {"SYMM_OVERLAP
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put tests of a file that need equal ranks next to each other, because ranks take seconds to start on a GPU."""
-    first = {path: number for number, path in reversed([*enumerate(item.path for item in items)])}
+    here = [number for number, item in enumerate(items) if item.path.parent == Path(__file__).parent]
+    first = {items[number].path: number for number in reversed(here)}
 
     def ranks_of(item: pytest.Item) -> tuple[int, str, int]:
-        given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        return first[item.path], str(given.get("waits", "")), int(given.get("world", 0))
+        given = item.callspec.params if hasattr(item, "callspec") else {}
+        return first[item.path], given.get("waits", ""), given.get("world", 0)
 
-    items.sort(key=ranks_of)
+    for number, item in zip(here, sorted((items[number] for number in here), key=ranks_of), strict=True):
+        items[number] = item
 
 
 class Worlds:

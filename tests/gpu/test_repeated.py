@@ -72,3 +72,28 @@ def between_replays(me: Rank, path: str) -> None:
 @pytest.mark.parametrize("path", ["sequential", "pipelined", "fused"])
 def test_repeated_calls_between_replays_of_a_graph(gpu_ranks: Worlds, path: str) -> None:
     gpu_ranks.run(2, between_replays, path)
+
+
+def places_in_turn(me: Rank, path: str) -> int:
+    """Gather from two places in symmetric memory, which peers read in place, and from other memory, in turn."""
+    room = symm_overlap.empty(4 * 64, 32, group=me.group, device=me.device)
+    places = room[:64], torch.empty(64, 32, device=me.device), room[128:192]
+    B, results = torch.ones(32, 16, device=me.device), []
+    with symm_overlap.force_path(path, chunks=2), counted() as found:
+        for number in range(24):
+            A = places[(number * number + number // 7) % 3].fill_(me.world * number + me.rank)
+            results.append(symm_overlap.all_gather_matmul(A, [B], 0, me.group))
+    finish(me)
+    for number, (gathered, (product,)) in enumerate(results):
+        assert gathered is not None
+        for rank in range(me.world):
+            one = me.world * number + rank
+            assert gathered[64 * rank : 64 * (rank + 1)].unique().tolist() == [one]
+            assert product[64 * rank : 64 * (rank + 1)].unique().tolist() == [32 * one]
+    return sum(found)
+
+
+@pytest.mark.parametrize("path", ["pipelined", "fused"])
+def test_what_is_gathered_may_be_in_symmetric_memory_in_some_calls(gpu_ranks: Worlds, path: str) -> None:
+    hits = gpu_ranks.run(2, places_in_turn, path)[0]
+    assert hits > 0 or (path == "fused" and INTERPRETED)

@@ -10,8 +10,9 @@ from .call import Call, Peers
 from .fused.flagged import raise_kernel_failures
 from .needs import Needs
 from .ranges import Ranged, called
+from .repeated import Repeatable
 
-__all__ = ["Call", "Needs", "Peers", "called", "exchange_of", "raise_kernel_failures"]
+__all__ = ["Call", "Needs", "Peers", "Repeatable", "called", "exchange_of", "raise_kernel_failures"]
 
 _EXCHANGES: dict[str, ModuleType] = {
     "single": single,

@@ -60,13 +60,18 @@ class Needs:
             Any error that Triton raises when it compiles a kernel. The lanes are then ready except for that kernel.
         """
         for lane, need in self._lanes.items():
-            need.call.backend.load_matmuls(lane.device)
             if need.channels:
                 call_hash = need.call.peers.hash_of(digest_of("prepare"))
                 lane.reserve(need.nbytes, current().seconds, call_hash, channels=need.channels)
             if need.collectives:
                 c10d.connect(need.call)
-        for lane, need in self._lanes.items():  # last, because no peer waits for it
+        # Last, because no peer waits for it.
+        backends = {
+            lane.device: need.call.backend for lane, need in self._lanes.items() if not lane.workspace.capturing()
+        }
+        for device, backend in backends.items():
+            backend.load_matmuls(device)
+        for lane, need in self._lanes.items():
             if need.flags:
                 with lane.lock:
                     for captured in (False, True):

@@ -22,8 +22,8 @@ def recording() -> Iterator[list[Any]]:
         _thread.runs = before
 
 
-def note(run: Any) -> None:
-    """Note a `symm_overlap.collective.exchange.planned.run.Run` that has ended without an error."""
+def record_run(run: Any) -> None:
+    """Add a `symm_overlap.collective.exchange.planned.run.Run` that has ended without an error."""
     runs = getattr(_thread, "runs", None)
     if runs is not None:
         runs.append(run)

@@ -115,4 +115,5 @@ define(
     setup_context=_setup_context,
     backward=_backward,
     repeatable=True,
+    gathers=True,
 )

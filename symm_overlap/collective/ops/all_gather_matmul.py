@@ -212,6 +212,7 @@ for name, keep_gathered in (("fused_all_gather_matmul", True), ("_fused_all_gath
         setup_context=partial(_setup_context, keep_gathered=keep_gathered),
         backward=_backward,
         repeatable=True,
+        gathers=True,
         multiplies=True,
         flop=_flop,
     )

@@ -131,35 +131,29 @@ class FlagTurn:
         """True if calls with ``other`` use the same flags in the same way."""
         return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
 
-    def begin(self) -> None:
-        """Start a call, with all flags cleared.
+    def run(self, issue: Callable[[tuple[Tensor, ...]], None]) -> _C.Flags | None:
+        """Start a call with all flags cleared, and call ``issue`` with the memory that its kernel reads and writes.
 
-        Raises DistBackendError if a wait of a kernel of an earlier call has passed its deadline.
+        Return the flags that the last launch of the call has to end; None: there is no such launch.
+
+        Raises DistBackendError if a wait of a kernel is known to have passed its deadline.
         """
-        _raise(self.flags, self.flags.failure())
+        flags = self.flags
+        _raise(flags, flags.failure())
         if not self._captured:
             _, captured = _flags[self._lane]
             if self._count > captured.count:  # a capture can allocate nothing, and this call may be its preparation
                 captured.grow(self._count)
-        self.flags.begin(self._count, _SLACK * self.seconds, self._caller)
-
-    def memory(self) -> tuple[Tensor, ...]:
-        """Return the memory of the flags that the kernel reads and writes in this call, which has begun."""
-        return self.flags.words, self.flags.status, self.flags.counters
-
-    def end(self) -> _C.Flags | None:
-        """End the call. Return the flags that the last launch of the call has to end; None: there is no such launch.
-
-        Raises DistBackendError if a wait of the kernel is known to have passed its deadline.
-        """
-        native: _C.Flags | None = self.flags.native
+        flags.begin(self._count, _SLACK * self.seconds, self._caller)
+        try:
+            issue((flags.words, flags.status, flags.counters))
+        except BaseException as error:
+            flags.abandon(error)
+            raise
+        native: _C.Flags | None = flags.native
         if native is None:
-            _raise(self.flags, self.flags.failure())
+            _raise(flags, flags.failure())
         return native
-
-    def abandon(self, error: BaseException) -> None:
-        """End every wait for a flag because of an error in the middle of a call."""
-        self.flags.abandon(error)
 
 
 class FlaggedKernel:

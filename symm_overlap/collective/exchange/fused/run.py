@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from .... import _C
 from ....plan import Step, Table
 from ..planned.run import Run
@@ -42,16 +44,15 @@ class FusedRun(Run):
         return self.kernel.watched(table)
 
     def _issue(self, parity: int) -> _C.Flags | None:
-        self.turn = turn = self.kernel.turn
-        turn.begin()
+        self.turn = self.kernel.turn
+        return self.turn.run(lambda memory: self._issue_with(memory, parity))
+
+    def _issue_with(self, memory: tuple[Tensor, ...], parity: int) -> None:
+        operands = self.operands
         if self.scriptable:
-            self.operands = (*self.operands, *turn.memory())
-        try:
-            super()._issue(parity)
-        except BaseException as error:
-            turn.abandon(error)
-            raise
-        return turn.end()
+            self.operands = (*operands, *memory)
+        super()._issue(parity)
+        self.given = self.given[: len(self.tensors) + len(operands)]
 
     def _tiles(self, step: Step) -> None:
         self.kernel.launch(self.multiplied())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,7 +12,23 @@ from .... import _C
 from ....plan import Layout, Plan, Region, Step, Table, execute, layout
 from ....runtime import NotPreparedError, Part, Script, Work, meets_in_kernels, ranged
 from ..call import Call
-from ..recorded import note
+from ..recorded import record_run
+
+
+class Turn(Protocol):
+    """What a lane has for calls of one kind, and what begins and ends with each of them.
+
+    Attributes:
+        seconds: how long a wait may last; the script of a call contains this number.
+    """
+
+    seconds: float
+
+    def run(self, issue: Callable[[tuple[Tensor, ...]], None]) -> _C.Flags | None:
+        """Call ``issue(memory)`` with the lane's memory for such calls. Return the flags that the call has used."""
+
+    def like(self, other: Any) -> bool:
+        """True if calls with another turn can be carried out in the same way."""
 
 
 class Run:
@@ -26,17 +42,19 @@ class Run:
         unit_bytes: for each buffer in the workspace, the size of its largest unit in bytes.
 
     Attributes:
-        turn: the flags of the call's kernel, if it has one.
+        turn: what surrounds the issuing of the plan, if anything does.
         script: the script that has carried out the run; None if it was carried out in another way, or not yet.
         parity: the half of the workspace that the run has used.
-        given: the tensors that the script was called with.
+        given: the tensors that the script was called with, besides those that ``turn`` adds.
         generation: how often the workspace had grown by then.
+        ran: whether the run was carried out, and not only captured or noted.
     """
 
-    turn: Any = None
+    turn: Turn | None = None
     script: Script | None = None
     given: Sequence[Tensor] = ()
     generation = 0
+    ran = False
 
     def __init__(
         self,
@@ -78,9 +96,9 @@ class Run:
             )
         except NotPreparedError as error:
             raise NotPreparedError(f"{error} {call.problem}") from None
-        if ran:
-            note(self)
-        else:
+        self.ran = bool(ran)
+        record_run(self)
+        if not ran:
             call.peers.forget()
 
     def note(self) -> None:
