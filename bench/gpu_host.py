@@ -8,10 +8,9 @@ counts the recording of events and the waits for them, which launch nothing. ``d
 called for all of them, if signals, waits and flags are memory operations. The event that a lane records at the end of a
 call is not counted. ``call`` is the time of the whole call, and ``issue`` the time of the plan's program alone. On a
 real GPU, the driver's time for each launch is added to both. Calls repeat an earlier one of the same kind; ``usual`` is
-the quickest tenth of calls that do not. The rows of the path "fused" need Triton, which compiles
-their kernels for a GPU of architecture 90. The rows "fsdp" are the collectives that replace those of FSDP2. Targets of
-the ops for 8 ranks and 1 chunk: at most 24 small launches, and 40 microseconds a call in the quickest tenth of the
-calls.
+the quickest tenth of calls that do not. The rows of the path "fused" need Triton, which compiles their kernels for a
+GPU of architecture 90. The rows "fsdp" are the collectives that replace those of FSDP2. Targets of the ops for 8 ranks
+and 1 chunk: at most 24 small launches, and 40 microseconds a call in the quickest tenth of the calls.
 """
 
 from __future__ import annotations

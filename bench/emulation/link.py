@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -171,13 +172,12 @@ class DevicePacer:
         """Return how many bytes to copy from or to the host for each byte that crosses the link."""
         share, nbytes = self._host_speed(from_host) / speed, round(speed * self.trial / self._COPIES)
 
-        def work() -> None:
+        def trial(link: _C.EmulatedLink) -> None:
             for _ in range(self._COPIES):
                 link.cross(nbytes, from_host)
 
-        for _ in range(self._CORRECTIONS):
-            link = self._link(share, share)
-            share *= self.trial / max(1e-9, self._median(work))
+        for _ in range(self._CORRECTIONS):  # the host's speed in long copies is not quite that in short ones
+            share *= self.trial / max(1e-9, self._median(partial(trial, self._link(share, share))))
         return share
 
     def _host_speed(self, from_host: bool) -> float:

@@ -23,9 +23,9 @@ from .uncompiled import uncompiled
 
 @contextmanager
 def prepare() -> Iterator[None]:
-    """Set up everything that the calls in the block will need later: symmetric memory, kernels of the path "fused", and
-    the information that ranks exchange before their first calls. Collective: every rank has the same calls in its
-    block.
+    """Set up everything that the calls in the block will need later: symmetric memory, kernels of the path "fused", the
+    information that ranks exchange before their first calls, and on GPUs cuBLAS, for this thread and autograd's thread.
+    Collective: every rank has the same calls in its block.
 
     Inside the block nothing is computed or sent. Tensors created there have a shape, a dtype and a device but no data,
     so the block needs neither time nor memory for them. Tensors from outside keep their values, and parameters keep

@@ -84,8 +84,9 @@ class Repeatable:
             result = eager(peers, *args, **kwargs)
         kept = _to_keep(known, runs, args, result)
         if kept is not known:
-            while key not in cache and len(cache) >= MOST_REPEATED:
-                cache.pop(next(iter(cache)), None)
+            if key not in cache:  # a copy of the keys, because other threads may change the cache meanwhile
+                for oldest in [*cache][: max(0, len(cache) + 1 - MOST_REPEATED)]:
+                    cache.pop(oldest, None)
             cache[key] = kept
         return result
 
