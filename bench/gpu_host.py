@@ -23,7 +23,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from bench.harness.environment import environment
 from bench.harness.report import environment_lines
 from bench.harness.stand_in import StandIn, standing_in
 from bench.harness.targets import Verdict
-from symm_overlap.collective.exchange import Peers, Repeatable
+from bench.harness.unrepeated import unrepeated
 from symm_overlap.fsdp.communication.collectives import all_gather, reduce_scatter
 from symm_overlap.fsdp.communication.slots import Slots
 from symm_overlap.kernels import has_kernels
@@ -165,7 +165,7 @@ def measure(op: str, world: int, chunks: int, calls: int, path: str, span: int =
         usual: list[float] = []
         for _ in range(min(calls, BLOCKS)):  # in turns, since the speed of a machine may change
             spent += _spent_us(call, workspace, -(-calls // BLOCKS))
-            with mock.patch.object(Repeatable, "call", usually):
+            with unrepeated():
                 usual += _spent_us(call, workspace, -(-calls // BLOCKS))
         programs: list[Callable[[], None]] = []
         original = Script.run
@@ -189,11 +189,6 @@ def measure(op: str, world: int, chunks: int, calls: int, path: str, span: int =
             "fast_us_per_usual_call": sorted(usual)[len(usual) // 10],
             "us_to_issue": statistics.median(_spent_us(programs[0], workspace, calls)),
         }
-
-
-def usually(op: Repeatable, peers: Peers, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Carry out a call of an op without repeating an earlier one."""
-    return op.eager(peers, *args, **kwargs)
 
 
 def _prepared(

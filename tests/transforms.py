@@ -14,9 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 import symm_overlap
+from bench.harness.unrepeated import unrepeated
 from symm_overlap.collective import chooser
 from symm_overlap.collective.choice import Choice
-from symm_overlap.collective.exchange import Call, Peers, Repeatable
+from symm_overlap.collective.exchange import Call
 from symm_overlap.plan import Plan, Step, Table
 from symm_overlap.runtime import group
 from symm_overlap.runtime.cpu.backend import CpuBackend
@@ -142,8 +143,5 @@ def choices() -> Iterator[list[tuple[str, Choice]]]:
         original(self, *args, **kwargs)
         made.append((self.op, self.choice))
 
-    def usually(op: Repeatable, peers: Peers, args: Any, kwargs: Any) -> Any:
-        return op.eager(peers, *args, **kwargs)
-
-    with mock.patch.object(Call, "__init__", recording), mock.patch.object(Repeatable, "call", usually):
+    with mock.patch.object(Call, "__init__", recording), unrepeated():
         yield made

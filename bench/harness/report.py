@@ -54,7 +54,7 @@ def case_table(case: Mapping[str, Row], titles: Mapping[str, str]) -> str:
     plain, compute, copies = baseline(case), fastest_matmul(case), median(case, "copies")
     world = next(iter(case.values()))["world"]
     issued = any("host_us" in row for row in case.values())
-    issue_header = f"{'host us':>10}{'ahead us':>10}{'each ms':>10}" if issued else ""
+    issue_header = f"{'host us':>10}{'ahead us':>10}{'usual us':>10}{'each ms':>10}" if issued else ""
     lines = [
         f"  {'method':32}{'ms':>10}{'x plain':>10}{'x matmul':>10}{'exposed':>10}{'% bound':>9}{issue_header}  result"
     ]
@@ -72,10 +72,15 @@ def case_table(case: Mapping[str, Row], titles: Mapping[str, str]) -> str:
         loss = "  slower than plain" if name.startswith("ours") and plain and time > plain else ""
         lines.append(
             f"  {titles[name]:32}{time:>10.3f}{over_plain:>10}{over_matmul:>10}{exposed:>10}{of_bound:>9}"
-            + (f"{row['host_us']:>10.1f}{row['ahead_us']:>10.1f}{row['each_ms']:>10.3f}" if issued else "")
+            + (issue_format(row) if issued else "")
             + f"  {checked(row)}{loss}"
         )
     return "\n".join(lines)
+
+
+def issue_format(row: Row) -> str:
+    """Return the columns of `bench.harness.timing.issue_times`."""
+    return "".join(f"{row[each]:>10.1f}" for each in ("host_us", "ahead_us", "usual_us")) + f"{row['each_ms']:>10.3f}"
 
 
 def checked(row: Row) -> str:

@@ -20,6 +20,10 @@ import torch
 import torch.distributed as dist
 
 from bench.harness.launch import Rank
+from bench.harness.unrepeated import unrepeated
+
+SERIES = 2
+"""The number of series of calls back to back of each kind."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +72,11 @@ def issue_times(rank: Rank, methods: Mapping[str, Timed], calls: int = 20) -> di
     """Measure an operation's time on the host, and its time in a series of calls back to back, on this rank.
 
     ``host_us``: the time until a call returns if the device is idle at the start, the median of ``calls`` calls.
-    ``ahead_us``: the same in a series of ``calls`` calls back to back, in which the host's caches stay warm, as in a
-    model whose host runs ahead of the device. ``each_ms``: the time of this series until the device is done, divided by
-    the number of calls. All are divided by the number of operations in a call.
+    ``ahead_us``: the same in series of calls back to back, in which the host's caches stay warm, as in a model whose
+    host runs ahead of the device. ``usual_us``: the same in series in which no call repeats an earlier one. The two
+    kinds of series take turns, because the speed of a machine may change. ``each_ms``: the time of the first kind of
+    series until the device is done, divided by the number of calls. All are divided by the number of operations in a
+    call.
     """
     synchronize = torch.cuda.synchronize if rank.device.type == "cuda" else lambda: None
     found = {}
@@ -83,19 +89,25 @@ def issue_times(rank: Rank, methods: Mapping[str, Timed], calls: int = 20) -> di
                 begin = time.perf_counter()
                 method.call()
                 spent.append(time.perf_counter() - begin)
-            synchronize()
-            rank.start.wait()
-            returned = [time.perf_counter()]
-            for _ in range(calls):
-                method.call()
-                returned.append(time.perf_counter())
-            synchronize()
-            each = (time.perf_counter() - returned[0]) / calls
-        ahead = statistics.median(end - begin for begin, end in itertools.pairwise(returned))
+            series: dict[bool, list[float]] = {True: [], False: []}
+            each = []
+            for usual in (False, True) * SERIES:
+                with unrepeated() if usual else nullcontext():
+                    synchronize()
+                    rank.start.wait()
+                    returned = [time.perf_counter()]
+                    for _ in range(-(-calls // SERIES)):
+                        method.call()
+                        returned.append(time.perf_counter())
+                    synchronize()
+                    series[usual] += [end - begin for begin, end in itertools.pairwise(returned)]
+                    if not usual:
+                        each.append((time.perf_counter() - returned[0]) / (len(returned) - 1))
         found[name] = {
             "host_us": statistics.median(spent) / method.operations * 1e6,
-            "ahead_us": ahead / method.operations * 1e6,
-            "each_ms": each / method.operations * 1e3,
+            "ahead_us": statistics.median(series[False]) / method.operations * 1e6,
+            "usual_us": statistics.median(series[True]) / method.operations * 1e6,
+            "each_ms": statistics.mean(each) / method.operations * 1e3,
         }
     return found
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import symm_overlap
+from bench.harness.unrepeated import unrepeated
 from symm_overlap.collective.exchange import repeated
 from symm_overlap.collective.exchange.repeated import Repeated
 from symm_overlap.runtime import state_of
@@ -135,6 +136,8 @@ def changes_are_noticed(me: Rank, lane: int) -> None:
         with symm_overlap.prepare():
             symm_overlap.all_gather(kind(9), 0, me.group)
         with comparing(True):
+            assert gathers(me, kind(10)) == []
+        with unrepeated():
             assert gathers(me, kind(10)) == []
         with torch.inference_mode():
             assert [bool(gathers(me, kind(number))) for number in range(3)] == [False, True, True]

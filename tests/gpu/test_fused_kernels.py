@@ -104,17 +104,6 @@ def float8(me: Rank, per_row: bool) -> None:
         part = symm_overlap.scaled_matmul_reduce_scatter(
             mine, on_gpu, own, scale.to(me.device), "sum", 0, me.group, out_dtype=torch.bfloat16
         )
-        if not per_row:  # torch computes a product in float8 only with one scale a tensor
-            whole = torch.cat(shards).to(E4M3).to(me.device)
-            # With the last scales, results also exceed the largest number. GPUs give E5M2 only if a factor is E5M2.
-            for out, number, factor in ((E4M3, 2.0**-6, on_gpu), (E5M2, 2.0**12, B.t().to(E5M2).to(me.device).t())):
-                result = torch.tensor(number, device=me.device)
-                arguments = mine, [factor], own, [scale.to(me.device)], 0, me.group
-                _, (product,) = symm_overlap.all_gather_scaled_matmul(
-                    *arguments, result_scales=[result], out_dtype=out, return_A=False
-                )
-                expected = torch._scaled_mm(whole, factor, own, scale.to(me.device), None, result, out)
-                agree(product.view(torch.uint8), expected.view(torch.uint8).cpu())
         partials = [((shard @ B) * each).bfloat16().double() for shard, each in zip(shards, factors, strict=True)]
         agree(part, sum(partials).bfloat16().chunk(me.world)[me.rank])
     torch.cuda.synchronize()
@@ -127,6 +116,44 @@ def test_float8(gpu_ranks: Worlds, world: int, per_row: bool) -> None:
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("torch multiplies no float8 on this GPU")
     gpu_ranks.run(world, float8, per_row)
+
+
+def to_float8(me: Rank, out: torch.dtype, result_scale: float) -> None:
+    """Compare a gathered product in float8 with the library's, bit by bit."""
+    m, k, n = 208, 256, 384
+    shards = all_shards(me.world, m, k, call=1, dtype=torch.float32)
+    gathered = torch.cat(shards).to(E4M3).to(me.device)
+    # GPUs give E5M2 only if a factor is E5M2.
+    B = integers(n, k, seed=5, dtype=torch.float32).to(out).to(me.device).t()
+    one, half, result = (torch.tensor(value, device=me.device) for value in (1.0, 0.5, result_scale))
+    with symm_overlap.force_path("fused", chunks=2), symm_overlap.lane(41):
+        _, (product,) = symm_overlap.all_gather_scaled_matmul(
+            gathered.chunk(me.world)[me.rank],
+            [B],
+            one,
+            [half],
+            0,
+            me.group,
+            result_scales=[result],
+            out_dtype=out,
+            return_A=False,
+        )
+    expected = torch._scaled_mm(gathered, B, one, half, None, result, out)
+    agree(product.float(), expected.float().cpu())  # shows numbers if they differ
+    agree(product.view(torch.uint8), expected.view(torch.uint8).cpu())
+    torch.cuda.synchronize()
+    symm_overlap.raise_failures()
+
+
+@pytest.mark.parametrize("beyond", [False, True], ids=["within", "beyond"])
+@pytest.mark.parametrize("out", [E4M3, E5M2], ids=["e4m3", "e5m2"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_products_in_float8(gpu_ranks: Worlds, world: int, out: torch.dtype, beyond: bool) -> None:
+    """torch computes a product in float8 only with one scale a tensor. "beyond" exceeds the range of float8."""
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("torch multiplies no float8 on this GPU")
+    result_scale = (2.0**6 if out is E4M3 else 2.0**12) if beyond else 2.0**-4
+    gpu_ranks.run(world, to_float8, out, result_scale)
 
 
 def replays(me: Rank) -> None:
