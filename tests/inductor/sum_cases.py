@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tests.inductor.cases import New, fused, reduce, scatter, skipped
+from tests.inductor.cases import New, c10d, fused, reduce, scatter, skipped
 
 
 @fused(3)
@@ -50,6 +50,64 @@ def two_sums_of_casts_are_added(world: int, name: str, new: New) -> Any:
 @fused(1)
 def a_sum_of_a_product_and_one_of_another_tensor_are_added(world: int, name: str, new: New) -> Any:
     return reduce(new(2 * world, 6) @ new(6, 5), name) + reduce(new(2 * world, 5), name)
+
+
+@fused(1)
+def a_view_of_a_sum_and_the_sum_of_a_product_are_added(world: int, name: str, new: New) -> Any:
+    """As in a layer of experts, beside an expert that all tokens share."""
+    experts = reduce(new(2 * world, 5), name).view(2, world, 5)
+    return experts + reduce((new(2 * world, 6) @ new(6, 5)).view(2, world, 5), name)
+
+
+@fused(2)
+def views_and_copies_of_sums_are_added(world: int, name: str, new: New) -> Any:
+    one = reduce((new(2 * world, 6) @ new(6, 5)).unsqueeze(0), name).squeeze(0).view(world, 2, 5)
+    two = reduce(new(2 * world, 3) @ new(3, 5), name).clone().reshape(world, 2, 5)
+    return new(world, 2, 5) + one + two
+
+
+@fused(1)
+def a_view_of_the_sum_of_every_other_block_is_added(world: int, name: str, new: New) -> Any:
+    """What is reduced has other strides than the result, and no such view."""
+    blocks = reduce(new(2, 2 * world, 5)[:, :world], name).view(2 * world, 5)
+    return blocks + reduce(new(2 * world, 6) @ new(6, 5), name)
+
+
+@fused(1, 1)
+def a_view_between_a_sum_and_what_is_added_is_used_elsewhere_too(world: int, name: str, new: New) -> Any:
+    one = reduce(new(2 * world, 6) @ new(6, 5), name).unsqueeze(0)
+    return one.view(2, world, 5) + reduce((new(2 * world, 3) @ new(3, 5)).view(2, world, 5), name), one.relu()
+
+
+@fused(1, 1)
+def a_sum_whose_chunks_are_concatenated_and_another_one_are_added(world: int, name: str, new: New) -> Any:
+    one = reduce(new(2 * world, 6) @ new(6, 10), name)
+    return torch.cat(one.chunk(2, 1)) + reduce(new(4 * world, 3) @ new(3, 5), name)
+
+
+@fused(1, 1)
+def a_sum_that_is_waited_for_twice_and_another_one_are_added(world: int, name: str, new: New) -> Any:
+    one = c10d.all_reduce(new(2 * world, 6) @ new(6, 5), "sum", name)
+    return c10d.wait_tensor(one) + reduce(new(2 * world, 3) @ new(3, 5), name), c10d.wait_tensor(one).relu()
+
+
+@fused(1, 1)
+def a_view_of_a_sum_that_is_added_is_used_elsewhere_too(world: int, name: str, new: New) -> Any:
+    one = reduce(new(2 * world, 6) @ new(6, 5), name).view(2, world, 5)
+    return one + reduce((new(2 * world, 3) @ new(3, 5)).view(2, world, 5), name), one.relu()
+
+
+@fused(1, 1)
+def a_sum_that_is_used_elsewhere_too_and_another_one_are_added(world: int, name: str, new: New) -> Any:
+    one = reduce(new(2 * world, 6) @ new(6, 5), name)
+    two = reduce((new(2 * world, 3) @ new(3, 5)).view(2, world, 5), name)
+    return one.view(2, world, 5) + two, one.relu()
+
+
+@fused(1, 1)
+def views_of_scattered_sums_are_added(world: int, name: str, new: New) -> Any:
+    one, two = (scatter(new(2 * world, n) @ new(n, 6), world, name).view(2, 2, 3) for n in (6, 3))
+    return one + two
 
 
 @fused(1, 1)
