@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import partial, reduce
+from functools import cmp_to_key, partial, reduce
 from itertools import takewhile
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import Graph, Node
 
 from ._torch import ARITHMETIC, expression_of, known, plain_size, tree_leaves
@@ -31,6 +32,20 @@ def _read_by_strides(node: Node) -> bool:
 
 def _is_size(found: object, expression: Any) -> bool:
     return isinstance(found, torch.SymInt) and bool(expression_of(found) == expression)
+
+
+def _order_in_memory(tensor: Tensor) -> list[int] | None:
+    """Return the dimensions of a tensor from the outermost one in memory to the innermost one. Return None if there are
+    gaps between the elements, or if that is not known.
+    """
+
+    def from_the_outside(one: int, other: int) -> int:
+        return -1 if known(tensor.stride(one) > tensor.stride(other)) else 1
+
+    order = list(range(tensor.dim()))
+    if not tensor.is_contiguous():
+        order.sort(key=cmp_to_key(from_the_outside))
+    return order if tensor.permute(order).is_contiguous() else None
 
 
 class SymbolicSizeError(Exception):
@@ -95,17 +110,26 @@ class Writer:
         return node if value(node).dtype == dtype else self.call(aten.view.dtype, node, dtype)
 
     def like(self, node: Node, old: Node) -> Node:
-        """Return ``node`` with the dtype and shape of ``old``. If ``old`` was contiguous, the result is contiguous too,
-        because other nodes may depend on it.
+        """Return ``node`` with the dtype and shape of ``old``. If there are no gaps between the elements of ``old`` in
+        memory, the result also has its strides, because other nodes may depend on them.
 
         Raises ValueError if other nodes depend on other strides of ``old``.
         """
         node = self.reshape(self.of_dtype(node, value(old).dtype), list(value(old).shape))
-        if value(old).is_contiguous() and not value(node).is_contiguous():
-            node = self.call(aten.clone.default, node, memory_format=torch.contiguous_format)
+        order = _order_in_memory(value(old))
+        if order is not None and not value(node).permute(order).is_contiguous():
+            node = self._in_order(node, order)
         if not same_strides(value(node), value(old)) and _read_by_strides(old):
             raise ValueError("as_strided reads what it computes, and the strides differ")
         return node
+
+    def _in_order(self, node: Node, order: list[int]) -> Node:
+        """Return a copy of ``node`` with its dimensions in this order in memory, the outermost one first."""
+        if order == sorted(order):
+            return self.call(aten.clone.default, node, memory_format=torch.contiguous_format)
+        rows = self.call(aten.permute.default, node, order)
+        rows = self.call(aten.clone.default, rows, memory_format=torch.contiguous_format)
+        return self.call(aten.permute.default, rows, [order.index(dim) for dim in range(len(order))])
 
     def size(self, node: Node, dim: int) -> Any:
         """Return ``node.shape[dim]`` as an argument for a node."""

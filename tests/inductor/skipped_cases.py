@@ -188,13 +188,6 @@ def a_residual_stream_to_which_more_is_added(world: int, name: str, new: New) ->
     return scatter(stream + new(4 * world, 5), world, name), stream.relu()
 
 
-@skipped("as_strided reads what it computes, and the strides differ")
-def as_strided_reads_the_gathered_tensor(world: int, name: str, new: New) -> Any:
-    whole = torch.cat(gather(new(2, 3, 4), world, name).split(2), 1)
-    turned = whole.permute(1, 0, 2)
-    return whole.reshape(-1, 4) @ new(4, 5), turned.as_strided((3, 4), (4, 1))
-
-
 @skipped("its result is not used", candidate=False)
 def a_collective_that_nothing_uses(world: int, name: str, new: New) -> Any:
     c10d.all_gather_into_tensor(new(4, 6), world, name)
