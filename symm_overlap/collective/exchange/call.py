@@ -144,7 +144,11 @@ def _find_route(peers: Peers, problem: Problem, device: torch.device, place: tup
             _compare(peers, lane, problem, place)
         if forced[0] != "c10d" and problem.device not in state.direct:
             lane.workspace.require_preparable(f"{problem}: its ranks have not checked yet whose memory they reach")
-        direct = forced[0] != "c10d" and direct_access(state, device, settings.comparing)
+        try:
+            direct = forced[0] != "c10d" and direct_access(state, device, settings.comparing)
+        except dist.DistBackendError as error:
+            why = str(error).removeprefix("symm_overlap: ")
+            raise dist.DistBackendError(f"symm_overlap: {problem.op}, the first call of its group: {why}") from error
     choice = choose_in_group(state, problem, settings, direct=direct, fake=state.fake)
     if not state.alone:  # if ranks choose differently, the digests differ: they get an error and do not wait for ever
         # Ranks may have different numbers of copy streams (tests/collective/planners/test_copies.py). In gathers that
