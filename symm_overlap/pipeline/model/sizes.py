@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from torch import fx, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from ..costs import PipelineCosts
 from ..layer_costs import LayerCosts
 from ..partition import auto_partition, balanced, even
 from ..schedule import Schedule
+from .flops import flops_of_calls
 from .skeleton import Skeleton
 from .trace import Traced
 
@@ -71,15 +71,16 @@ def layer_costs(costs: Costs, traced: Traced, skeleton: Skeleton) -> LayerCosts:
     What comes before and after all layers counts with the first and the last layer.
 
     Args:
-        costs: "flops" counts the FLOPs of a forward with torch's counter, on fake tensors. "parameters" counts
-            parameters. Otherwise a number for each layer, or the costs themselves.
+        costs: "flops" counts the FLOPs of a forward with torch's counter, on fake tensors, or parameters if that is not
+            possible. "parameters" counts parameters. Otherwise a number for each layer, or the costs themselves.
 
     Raises:
         ValueError: ``costs`` is something else.
     """
     if costs == "flops":
-        counted = _by_layer(traced, [_flops(traced, node, skeleton) for node in traced.calls])
-        costs = counted if any(counted) else "parameters"  # a model without matrix multiplications
+        counted = flops_of_calls(traced, skeleton)
+        # If nothing was counted, the model has no matrix multiplications.
+        costs = _by_layer(traced, counted) if counted is not None and any(counted) else "parameters"
     if costs == "parameters":
         costs = _by_layer(traced, [_parameters(traced, node) for node in traced.calls])
     return given_costs(costs, len(traced.layers))
@@ -109,15 +110,6 @@ def _by_layer(traced: Traced, numbers: Sequence[float]) -> list[float]:
         layer += node in traced.layers
         sums[max(layer, 0)] += number
     return sums
-
-
-def _flops(traced: Traced, node: fx.Node, skeleton: Skeleton) -> float:
-    total = 0
-    for call in traced.calls[node]:
-        with skeleton.mode, FlopCounterMode(display=False) as counter:
-            call.run([skeleton.fake(tensor) for tensor in call.inputs])
-        total += counter.get_total_flops()
-    return total
 
 
 def _parameters(traced: Traced, node: fx.Node) -> float:

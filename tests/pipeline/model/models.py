@@ -132,6 +132,11 @@ def llama(layers: int) -> tuple[nn.Module, Batch]:
     return model, {"input_ids": tokens(), "labels": tokens()}
 
 
+def mixtral(layers: int) -> tuple[nn.Module, Batch]:
+    model = huggingface.mixtral(VOCABULARY, LENGTH, WIDTH, layers, heads=2, inner=16, experts=4)
+    return model, {"input_ids": tokens(), "labels": tokens()}
+
+
 def mean_square(output: Tensor, target: Tensor) -> Tensor:
     return (output - target).square().mean()
 
@@ -147,6 +152,7 @@ MODELS: dict[str, tuple[Callable[[int], tuple[nn.Module, Batch]], dict[str, Any]
     "encoder": (encoder, {"loss": mean_square, "layer_cls": nn.TransformerEncoderLayer}),
     "gpt2": (gpt2, {"layer_cls": "GPT2Block"}),
     "llama": (llama, {"layer_cls": "LlamaDecoderLayer"}),
+    "mixtral": (mixtral, {"layer_cls": "MixtralDecoderLayer"}),
     "choosy": (
         choosy,
         {"loss": mean_square, "trace": False, "layer_names": "layers.*", "first": "embed", "last": "head"},

@@ -15,7 +15,7 @@ from symm_overlap.pipeline.model.stage_module import run_of
 from tests.pipeline.model.in_one_process import Stages
 from tests.pipeline.model.models import LENGTH, WIDTH, Batch, inputs_of, make, reals
 
-TRACED = ["mlp", "unet", "shared", "encoder", "gpt2", "llama"]
+TRACED = ["mlp", "unet", "shared", "encoder", "gpt2", "llama", "mixtral"]
 LAYERS = ("layer_cls", "layer_names")
 
 

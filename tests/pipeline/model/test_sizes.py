@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from symm_overlap.pipeline import PipelineCosts, simulate_cost
 from symm_overlap.pipeline.generators import generate
 from symm_overlap.pipeline.layer_costs import LayerCosts
+from symm_overlap.pipeline.model._torch import FakeTensor
 from symm_overlap.pipeline.model.sizes import given_costs, layer_costs, sizes_of
 from symm_overlap.pipeline.partition import balanced
 from tests.pipeline.model.in_one_process import traced
@@ -83,6 +84,44 @@ def test_a_model_without_matrix_products_is_shared_out_by_parameters() -> None:
     model = nn.Sequential(nn.LayerNorm(4), nn.LayerNorm(4), nn.LayerNorm(4)).double()
     found, skeleton, _ = traced(model, {"input": reals(2, 4)})
     assert layer_costs("flops", found, skeleton).costs.forward == (1, 1, 1)
+
+
+class Experts(nn.Module):
+    """Each row is multiplied with the weight of one of four experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(16, 4, dtype=torch.bfloat16)
+        self.weight = nn.Parameter(torch.zeros(4, 16, 32, dtype=torch.bfloat16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = self.router(x).argmax(-1)
+        ends = torch.histc(chosen.float(), 4, 0, 3).cumsum(0).int()
+        return x + torch._grouped_mm(x[chosen.argsort()], self.weight, offs=ends)[:, :16]
+
+
+def test_flops_of_experts_are_counted() -> None:
+    model = nn.Sequential(Experts(), nn.Linear(16, 16, dtype=torch.bfloat16))
+    found, skeleton, _ = traced(model, {"input": reals(5, 16).bfloat16()}, layer_names=("0", "1"))
+    flops = [2 * 5 * 16 * 4 + 2 * 5 * 16 * 32, 2 * 5 * 16 * 16]
+    assert layer_costs("flops", found, skeleton).costs.forward == pytest.approx([1, flops[1] / flops[0]])
+
+
+class Uncountable(nn.Linear):
+    """As layers of transformers whose experts are called by another operator while the model is traced."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.compiler.is_exporting() and isinstance(x, FakeTensor):
+            raise RuntimeError("no such dtype\nC++ CapturedTraceback")
+        return super().forward(x)
+
+
+def test_a_layer_whose_flops_cannot_be_counted_has_its_parameters_counted() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Uncountable(4, 8), nn.Linear(8, 4)).double()
+    found, skeleton, _ = traced(model, {"input": reals(2, 4)}, layer_names=("0", "1", "2"))
+    with pytest.warns(UserWarning, match="FLOPs of the layers could not be counted .* costs= .*: no such dtype$"):
+        counted = layer_costs("flops", found, skeleton)
+    assert counted == layer_costs("parameters", found, skeleton)
 
 
 def test_costs_may_be_given() -> None:

@@ -18,8 +18,8 @@ def check(ranks: Pool, world: int, name: str, layers: int, schedule: str, count:
 
 
 # These take seconds to trace.
-LARGE = [("encoder", "ZBVZeroBubble"), ("llama", "Interleaved1F1B")]
-SMALL = [name for name in MODELS if name not in ("encoder", "gpt2", "llama")]
+LARGE = [("encoder", "ZBVZeroBubble"), ("llama", "Interleaved1F1B"), ("mixtral", "ZBVZeroBubble")]
+SMALL = [name for name in MODELS if name not in ("encoder", "gpt2", "llama", "mixtral")]
 
 
 @pytest.mark.parametrize(

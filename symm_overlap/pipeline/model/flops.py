@@ -1,0 +1,53 @@
+"""Count the FLOPs of layers in a forward, on fake tensors."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils.flop_counter import FlopCounterMode
+
+from .skeleton import Skeleton
+from .trace import Traced
+
+
+def flops_of_calls(traced: Traced, skeleton: Skeleton) -> list[float] | None:
+    """Return the FLOPs of every call of a layer or of a module beside the layers.
+
+    Return None, and warn, if a module cannot run on fake tensors: if what it computes depends on the values of tensors,
+    as in a layer that selects the tokens of each expert by ``nonzero``, or if torch has no rule for an operator.
+    """
+    try:
+        return [_flops(traced, node, skeleton) for node in traced.calls]
+    except RuntimeError as error:
+        reason = str(error).strip().split("\n")[0]
+        warnings.warn(
+            "the FLOPs of the layers could not be counted on fake tensors, so their numbers of parameters determine "
+            f"the partition. Pass costs= to PipelineModel to determine it yourself. The reason: {reason}",
+            stacklevel=6,
+        )
+        return None
+
+
+def _flops(traced: Traced, node: fx.Node, skeleton: Skeleton) -> float:
+    total = 0
+    for call in traced.calls[node]:
+        with skeleton.mode, FlopCounterMode(display=False, custom_mapping=_UNCOUNTED) as counter:
+            call.run([skeleton.fake(tensor) for tensor in call.inputs])
+        total += counter.get_total_flops()
+    return total
+
+
+def _grouped_matmul(a_shape: Any, b_shape: Any, *_: Any, **__: Any) -> int:
+    """Return the FLOPs of ``a @ b`` for every group: (M, K) or (groups, M, K), and (K, N) or (groups, K, N).
+
+    A factor without a dimension for the groups is divided among them, so that together they multiply all of it once.
+    """
+    groups = a_shape[0] if len(a_shape) == len(b_shape) == 3 else 1
+    return 2 * int(groups * a_shape[-2] * a_shape[-1] * b_shape[-1])
+
+
+_UNCOUNTED = {torch.ops.aten._grouped_mm: _grouped_matmul}
+"""Matmuls that torch's counter leaves out. Layers of experts consist of them."""
