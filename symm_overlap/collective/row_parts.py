@@ -7,8 +7,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ..runtime import Backend, Copy, Multiply, Operand, Part, Slice, Work, tensor_of, view_of
+from ..runtime import Add, Backend, Copy, Multiply, Operand, Part, Slice, Work, tensor_of, view_of
 from .described_work import DescribedRows
+from .parts import present
 
 
 class RowProducer(Protocol):
@@ -41,6 +42,42 @@ class RowProducts(DescribedRows):
 
     def _products(self, A: Operand, out: Operand) -> list[Work]:
         return [Multiply(A, self.B, out, bias=self.bias)]
+
+
+class RowSums(DescribedRows):
+    """``sum(A @ B + bias for A, B, bias) + addend``.
+
+    Args:
+        As, Bs, biases: the factors and the bias, or None, of each product; at least one.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        As: Sequence[Tensor],
+        Bs: Sequence[Tensor],
+        biases: Sequence[Tensor | None],
+        addend: Tensor | None,
+    ) -> None:
+        self.backend, self.As, self.Bs, self.biases, self.addend = backend, As, Bs, biases, addend
+        self.operands = *As, *Bs, *present([*biases, addend])
+
+    def work(self, whole: Tensor | Part) -> Sequence[Work]:
+        """See `DescribedRows.work`."""
+        rows, columns = self.As[0].shape[0], self.Bs[0].shape[1]
+        return self._sum(self.As, self.addend, view_of(whole, lambda out: out.view(rows, columns)))
+
+    def rows_work(self, start: int, out: Tensor | Part) -> Sequence[Work]:
+        """See `DescribedRows.rows_work`."""
+        addend = None if self.addend is None else _rows_of(self.addend, start, out)
+        return self._sum([_rows_of(A, start, out) for A in self.As], addend, out)
+
+    def _sum(self, As: Sequence[Operand], addend: Operand | None, out: Operand) -> list[Work]:
+        work: list[Work] = [
+            Multiply(A, B, out, number > 0, bias)
+            for number, (A, B, bias) in enumerate(zip(As, self.Bs, self.biases, strict=True))
+        ]
+        return work if addend is None else [*work, Add(out, addend)]
 
 
 class Rows(DescribedRows):

@@ -133,8 +133,8 @@ class Writer:
 
     def size(self, node: Node, dim: int) -> Any:
         """Return ``node.shape[dim]`` as an argument for a node."""
-        size = plain_size(value(node).shape[dim])
-        return size if isinstance(size, int) else self.call(aten.sym_size.int, node, dim)
+        (size,) = self._sizes([plain_size(value(node).shape[dim])])
+        return size
 
     def _sizes(self, shape: Sequence[Size]) -> list[Any]:
         """Return sizes as arguments for a node: for symbolic sizes, the nodes whose values they are."""

@@ -183,6 +183,24 @@ class AllReduce(Scatter):
         return [[total] for _ in all_inputs]
 
 
+class SumAllReduce(AllReduce):
+    """Two products, of which the second has a bias, and an addend."""
+
+    def shapes(self, rank: int, world: int) -> list[tuple[int, ...]]:
+        A, B, bias = super().shapes(rank, world)
+        return [A, (*A[:-1], A[-1] + 1), B, (A[-1] + 1, B[1]), bias, (*A[:-1], B[1])]
+
+    def run(self, inputs: Inputs, me: Rank) -> Inputs:
+        As, Bs, bias, addend = inputs[:2], inputs[2:4], inputs[4], inputs[5]
+        biases = [bias.new_empty(0), bias]
+        op = torch.ops.symm_overlap.fused_matmuls_all_reduce
+        return [op(As, Bs, addend, self.reduce_op, me.group_name, biases)]
+
+    def plain(self, all_inputs: list[Inputs]) -> list[Inputs]:
+        total = sum(A1 @ B1 + A2 @ B2 + bias + addend for A1, A2, B1, B2, bias, addend in all_inputs)
+        return [[total / (len(all_inputs) if self.reduce_op == "avg" else 1)] for _ in all_inputs]
+
+
 class PlainGather(Case):
     def shapes(self, rank: int, world: int) -> list[tuple[int, ...]]:
         return [(*self.sizes.lead, self.sizes.inner)]
@@ -224,7 +242,13 @@ GATHERS = [
 ]
 SUMS = [
     kind(dim, op)
-    for kind, dims in ((Scatter, DIMS), (AllReduce, [0]), (PlainScatter, DIMS), (PlainAllReduce, [0]))
+    for kind, dims in (
+        (Scatter, DIMS),
+        (AllReduce, [0]),
+        (SumAllReduce, [0]),
+        (PlainScatter, DIMS),
+        (PlainAllReduce, [0]),
+    )
     for dim, op in itertools.product(dims, ("sum", "avg"))
 ]
 KEPT = [

@@ -83,6 +83,9 @@ CALLS: dict[str, Callable[[str, int, Callable[..., Tensor]], Any]] = {
     "matmul_all_reduce with a bias": lambda name, world, new: ops.fused_matmul_all_reduce(
         new(2, 3, 4), new(4, 5), "avg", name, new(5)
     ),
+    "matmuls_all_reduce": lambda name, world, new: ops.fused_matmuls_all_reduce(
+        [new(2, 3, 4), new(2, 3, 2)], [new(4, 5), new(2, 5)], new(2, 3, 5), "sum", name, [new(5), new(5)]
+    ),
     "all_gather_matmul with biases": lambda name, world, new: ops.fused_all_gather_matmul(
         new(2, 4), [new(4, 5), new(4, 3)], 0, name, [new(5), new(3)]
     ),

@@ -53,6 +53,9 @@ def samples(op: str, me: Rank, dtype: torch.dtype) -> Iterator[tuple[tuple[Any, 
                     addend = tensor(*product).detach().float().requires_grad_(A.requires_grad)
                     yield ([A, A], [B, B], addend, "avg", dim, name), {"sum_dtype": torch.float32}
                     yield ([A], [B], None, "sum", dim, name), {"out_dtype": torch.float32}
+        elif op == "fused_matmuls_all_reduce":
+            As, Bs = [tensor(2, dim + 1, 4), tensor(2, dim + 1, 3)], [tensor(4, 5), tensor(3, 5)]
+            yield (As, Bs, tensor(2, dim + 1, 5) if dim else None, ("sum", "avg")[dim % 2], name), {}
         elif op == "fused_matmuls_reduce_scatter_keep":
             As, Bs = [tensor(*product[:2], 4) for _ in range(2)], [tensor(4, product[2]) for _ in range(2)]
             for addend, keep, keep_sum in ((None, [1], False), (tensor(*product), [0, 1], True)):

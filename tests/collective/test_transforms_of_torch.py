@@ -36,6 +36,9 @@ CALLS: dict[str, Op] = {
     "matmuls_reduce_scatter_keep": lambda me, A: ops.fused_matmuls_reduce_scatter_keep(
         [A], [torch.ones(4, 6)], None, "sum", 0, me.group_name, keep=[0]
     )[1][0],
+    "matmuls_all_reduce": lambda me, A: ops.fused_matmuls_all_reduce(
+        [A, A], [torch.ones(4, 6)] * 2, torch.ones(4, 6), "sum", me.group_name
+    ),
     "matmul_all_reduce": lambda me, A: symm_overlap.matmul_all_reduce(A, torch.ones(4, 6), "sum", me.group),
     "all_gather": lambda me, A: symm_overlap.all_gather(A, 0, me.group),
     "reduce_scatter": lambda me, A: symm_overlap.reduce_scatter(A, "sum", 0, me.group),
@@ -157,6 +160,10 @@ def flops(me: Rank) -> dict[str, tuple[int, int]]:
             lambda: (tall @ B, tall @ B),
         ),
         "matmul_all_reduce": (lambda: ops.fused_matmul_all_reduce(A, B, "sum", name), lambda: A @ B),
+        "matmuls_all_reduce": (
+            lambda: ops.fused_matmuls_all_reduce([A, A], [B, B], None, "sum", name),
+            lambda: (A @ B, A @ B),
+        ),
         "all_gather": (lambda: ops.all_gather(A, 0, name), lambda: None),
     }
     return {what: (counted(ours), counted(plain)) for what, (ours, plain) in calls.items()}

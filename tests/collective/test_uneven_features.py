@@ -104,6 +104,8 @@ def summed(me: Rank, path: Path) -> None:
             found = op(As, Bs, None, "sum", dim, me.group_name)
             product = As[0] @ Bs[0] + As[1] @ Bs[1]
             assert torch.equal(found, symm_overlap.reduce_scatter(product, "sum", dim, me.group))
+            found = torch.ops.symm_overlap.fused_matmuls_all_reduce(As, Bs, None, "sum", me.group_name)
+            assert torch.equal(found, symm_overlap.all_reduce(product, "sum", me.group))
 
 
 def scaled(me: Rank, path: Path) -> None:

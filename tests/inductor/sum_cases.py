@@ -127,9 +127,8 @@ def a_sum_is_added_twice(world: int, name: str, new: New) -> Any:
     return (one + one) + reduce(new(world, 3) @ new(3, 5), name)
 
 
-@fused(1, 1)
+@fused(2)
 def sums_of_rows_that_the_ranks_cannot_share_are_added(world: int, name: str, new: New) -> Any:
-    """Each is fused by itself. The sum could not be."""
     return reduce(new(1, 6) @ new(6, 5), name) + reduce(new(1, 3) @ new(3, 5), name)
 
 

@@ -85,11 +85,6 @@ def a_scatter_of_scaled_matmuls(world: int, name: str, new: New) -> Any:
     return scatter(scaled(new, 4 * world, 16, 4) + scaled(new, 4 * world, 16, 4), world, name)
 
 
-@moves(lambda w: 2 * (w - 1) * 3 * 5 * 4)
-def an_all_reduce_of_a_sum(world: int, name: str, new: New) -> Any:
-    return reduce(new(3 * world, 6) @ new(6, 5) + new(3 * world, 2) @ new(2, 5), name)
-
-
 WAYS = [("sequential", None), ("pipelined", 1), ("pipelined", 2), ("c10d", None), ("c10d", 2)]
 
 
@@ -162,10 +157,10 @@ def test_the_report_tells_what_a_rank_receives(ranks: Pool, world: int) -> None:
     ranks.run(world, every_program)
 
 
-def reduced(rows: int, bias: bool) -> Program:
+def reduced(rows: int, bias: bool, products: int = 1) -> Program:
     def program(world: int, name: str, new: New) -> Any:
         if not bias:
-            return reduce(new(rows, 6) @ new(6, 5), name)
+            return reduce(sum((new(rows, 6) @ new(6, 5) for _ in range(1, products)), new(rows, 6) @ new(6, 5)), name)
         return reduce(torch.addmm(new(rows, 5), new(rows, 6), new(6, 5)), name)  # this bias is reduced separately
 
     return program
@@ -174,7 +169,14 @@ def reduced(rows: int, bias: bool) -> Program:
 def all_reduces(me: Rank) -> None:
     """The report shows the bytes of a rank with the largest share. Rank 0 is always one."""
     w = me.world
-    for rows, bias in ((2 * w, False), (2 * w + 1, False), (1, False), (2 * w, True)):
+    for rows, bias, products in (
+        (2 * w, False, 1),
+        (2 * w + 1, False, 1),
+        (1, False, 1),
+        (2 * w, True, 1),
+        (2 * w, False, 2),
+        (2 * w + 1, False, 3),
+    ):
         tensors, elements = 2 if bias else 1, 5 * rows
         of_rows = rows * 20 + (w - 2) * -(-rows // w) * 20
         of_vectors = elements * 4 + (w - 2) * min(elements, -(-elements // (4 * w)) * 4) * 4
@@ -187,7 +189,7 @@ def all_reduces(me: Rank) -> None:
         }
         if rows % w == 0:  # otherwise, torch.distributed pads the parts of the ranks
             ways["c10d", None, True] = tensors * of_elements
-        program = Traced(me, reduced(rows, bias))
+        program = Traced(me, reduced(rows, bias, products))
         for (path, chunks, at_once), nbytes in ways.items():
             with one_shot(at_once):
                 told, received = program.told_and_received(path, chunks)

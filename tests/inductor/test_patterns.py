@@ -143,6 +143,16 @@ def test_bits_that_are_read_as_another_dtype_are_not_added() -> None:
     assert sites_of(program) == [0, 1]
 
 
+def test_sums_stay_apart_if_their_sum_could_not_be_fused() -> None:
+    """A product that is used elsewhere too is scattered first, and two ranks cannot share one row."""
+
+    def program(world: int, name: str, new: New) -> Any:
+        product = new(1, 6) @ new(6, 5)
+        return reduce(product, name) + reduce(new(1, 3) @ new(3, 5), name), product.relu()
+
+    assert sites_of(program, Choices()) == [0, 1]
+
+
 def test_sums_and_means_are_merged_apart() -> None:
     def program(world: int, name: str, new: New) -> Any:
         one, two, three, four = (new(4, n) @ new(n, 5) for n in (6, 3, 4, 2))

@@ -50,9 +50,14 @@ def add_what_is_scattered(x: Tensor, w: Tensor, group: str) -> Tensor:
 
 
 def add_what_all_ranks_sum(x: Tensor, w: Tensor, group: str) -> Tensor:
+    """The ranks need not share the sequence evenly."""
+    return all_reduce(x @ w, "sum", group) + all_reduce(x @ w.cos(), "sum", group) + all_reduce(x @ w, "sum", group)
+
+
+def sum_casts_over_all_ranks(x: Tensor, w: Tensor, group: str) -> Tensor:
     """The program itself says that the ranks can share the sequence."""
     torch._check(x.shape[1] % torch.distributed.get_world_size() == 0)
-    return all_reduce(x @ w, "sum", group) + all_reduce(x @ w.cos(), "sum", group)
+    return all_reduce((x.half() @ w.half()).float(), "sum", group)
 
 
 # The program, the number of ranks, the shape of the input, its symbolic dimensions, and how many collectives are fused.
@@ -62,7 +67,8 @@ PROGRAMS: list[tuple[Program, int, tuple[int, ...], list[int], int]] = [
     (scatter_the_sequence, 4, (3, 16, K), [1], 1),
     (scatter_and_gather_the_sequence, 2, (3, 8, K), [0, 1], 2),
     (add_what_is_scattered, 3, (3, 12, K), [0, 1], 1),
-    (add_what_all_ranks_sum, 2, (3, 8, K), [0, 1], 1),
+    (add_what_all_ranks_sum, 2, (3, 7, K), [0, 1], 1),
+    (sum_casts_over_all_ranks, 2, (3, 8, K), [0, 1], 1),
 ]
 
 

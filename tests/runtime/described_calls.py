@@ -65,6 +65,12 @@ def sums(group: ProcessGroup, world: int, of: Made) -> Calls:
         "all_reduce": lambda: symm_overlap.all_reduce(tall, "sum", group),
         "matmul_all_reduce": lambda: symm_overlap.matmul_all_reduce(tall, B, "avg", group),
         "matmul_all_reduce, bias": lambda: symm_overlap.matmul_all_reduce(tall, B, "sum", group, bias),
+        **{
+            f"matmuls_all_reduce, addend {addend is not None}": lambda addend=addend: ops.fused_matmuls_all_reduce(
+                [tall, tall + 1], [B, C], addend, "sum", name, [of(0), bias]
+            )
+            for addend in (None, added)
+        },
     }
     for dim in range(3):
         calls |= {

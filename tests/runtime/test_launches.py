@@ -52,6 +52,11 @@ def sum_of_products(me: StandIn, world: int) -> object:
     return op([A, A + 1], [B, B + 1], addend, "sum", 0, me.group.group_name, [torch.empty(N), torch.empty(0)])
 
 
+def all_reduce_of_products(me: StandIn, world: int) -> object:
+    A, B, addend = torch.empty(ROWS * world, K), torch.empty(K, N), torch.empty(ROWS * world, N)
+    return torch.ops.symm_overlap.fused_matmuls_all_reduce([A, A + 1], [B, B], addend, "sum", me.group.group_name)
+
+
 def all_gather_weight_matmul(me: StandIn, world: int) -> object:
     X, shard = torch.empty(ROWS, K), torch.empty(K // world, N)
     return symm_overlap.all_gather_weight_matmul(X, shard, 0, me.group)
@@ -71,7 +76,8 @@ OPS: dict[str, Callable[[StandIn, int], object]] = {
     for call in (all_gather_matmul, all_gather_matmul_last, matmul_reduce_scatter, matmul_all_reduce)
 }
 MORE: dict[str, Callable[[StandIn, int], object]] = {
-    call.__name__: call for call in (sum_of_products, all_gather_weight_matmul, all_gather_scaled_matmul)
+    call.__name__: call
+    for call in (sum_of_products, all_reduce_of_products, all_gather_weight_matmul, all_gather_scaled_matmul)
 }
 SPANNING = ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")
 LISTED = [

@@ -2,6 +2,7 @@
 
 from . import (  # noqa: F401 (registers their ops)
     all_gather_weight_grad,
+    matmuls_all_reduce,
     matmuls_reduce_scatter,
     matmuls_reduce_scatter_keep,
     scaled_matmuls_reduce_scatter,

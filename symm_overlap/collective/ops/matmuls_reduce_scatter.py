@@ -38,18 +38,15 @@ from .matmul_reduce_scatter import Scattered, describe_scatter, product_shape, s
 from .product import product, product_of_rows
 
 
-def require_sum(
+def require_summands(
     As: Sequence[TensorLike],
     Bs: Sequence[TensorLike],
     addend: TensorLike | None,
-    reduce_op: str,
-    scatter_dim: int,
     biases: Biases,
-    world: int,
     sum_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
-) -> tuple[list[int], int, SumDtypes]:
-    """Return the shape of every product, the dimension, and the dtypes.
+) -> tuple[list[int], SumDtypes]:
+    """Return the shape of every product, and the dtypes.
 
     Raises:
         ValueError, TypeError: there is no such sum.
@@ -68,10 +65,30 @@ def require_sum(
     for shape in shapes[1:]:
         if shape != shapes[0]:
             raise ValueError(f"products (and the addend) must have one shape: got {shapes}")
+    return shapes[0], dtypes
+
+
+def require_sum(
+    As: Sequence[TensorLike],
+    Bs: Sequence[TensorLike],
+    addend: TensorLike | None,
+    reduce_op: str,
+    scatter_dim: int,
+    biases: Biases,
+    world: int,
+    sum_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> tuple[list[int], int, SumDtypes]:
+    """Return the shape of every product, the dimension, and the dtypes.
+
+    Raises:
+        ValueError, TypeError: there is no such sum.
+    """
+    shape, dtypes = require_summands(As, Bs, addend, biases, sum_dtype, out_dtype)
     require_reduce_op(reduce_op)
     scatter_dim = dimension("scatter_dim", scatter_dim, addend if addend is not None else As[0])
-    require_divisible(scatter_dim, shapes[0], world)
-    return shapes[0], scatter_dim, dtypes
+    require_divisible(scatter_dim, shape, world)
+    return shape, scatter_dim, dtypes
 
 
 @remembered

@@ -1,8 +1,8 @@
-"""Match ``all_reduce((A @ B [+ bias]).view(...), "sum" or "avg", group)``.
+"""Match ``all_reduce(sum of (A @ B [+ bias]).view(...), "sum" or "avg", group)``.
 
-A single product that nothing else uses has an op of its own. Any other sum (of several matmuls, of scaled matmuls, of
-products that are cast, or of products that something else uses too) is first scattered as in `reduce_scatter`, and then
-the parts are gathered. An all-reduce moves as many bytes, or more if products are cast.
+A single product that nothing else uses, and a sum of such products and other tensors, have ops of their own. Any other
+sum (of scaled matmuls, of products that are cast, or of products that something else uses too) is first scattered as in
+`reduce_scatter`, and then the parts are gathered. An all-reduce moves as many bytes, or more if products are cast.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .._torch import known
 from ..arrangement import atoms_of, of_shape
 from ..choices import Choices
 from ..graph import aten, value
-from ..matmul import Matmul
+from ..matmul import Matmul, column_biases
 from ..moved import of_all_reduce
 from ..writer import Writer
 from .pattern import SkipError, arranged, c10d, choice_of, give_way, path_of, require_unwritten, results, writing
-from .reduce_scatter import ReduceScatter
+from .reduce_scatter import ReduceScatter, addend_of
 from .terms import Product, Terms
 
 
@@ -51,14 +51,35 @@ class AllReduce:
             raise SkipError(f"the reduction is {reduce_op!r}: 'sum' and 'avg' can be fused")
         term, *others = self.terms
         old = results(self.node)
-        if others or not isinstance(term, Product) or term.shared or term.matmul.scaled or self.terms.out_dtype:
-            return self._in_two(old)
-        require_unwritten([term.node, *term.path, term.matmul.left, term.matmul.right])
-        start = of_shape(value(term.node).shape)
-        if atoms_of(arranged(start, term.path)) != atoms_of(start):
-            raise SkipError("the product's elements are put into another order before they are reduced")
+        if others or not isinstance(term, Product) or self._why_in_two:
+            try:
+                self._require_in_order()
+            except SkipError:
+                return self._in_two(old)
+            return self._sum_in_one(old)
+        self._require_in_order()
         self._in_one(old, term.matmul)
         return 1
+
+    @property
+    def _why_in_two(self) -> str:
+        """Why no op computes and reduces the sum; empty if one does."""
+        terms = self.terms
+        if terms.total is not None or any(product.shared for product in terms.products):
+            return "a product or the sum is used elsewhere too"
+        if terms.out_dtype or any(product.cast for product in terms.products):
+            return "a product is cast before it is reduced"
+        return "a scaled product is reduced" if any(product.matmul.scaled for product in terms.products) else ""
+
+    def _require_in_order(self) -> None:
+        """Raise SkipError unless an op computes the sum and reduces it, with its elements in their order."""
+        if self._why_in_two:
+            raise SkipError(self._why_in_two)
+        for term in self.terms:
+            require_unwritten([*term.inputs, term.node, *term.path])
+            start = of_shape(value(term.node).shape)
+            if atoms_of(arranged(start, term.path)) != atoms_of(start):
+                raise SkipError("the product's elements are put into another order before they are reduced")
 
     def _in_one(self, old: list[Node], matmul: Matmul) -> None:
         reduce_op, group = self.node.args[1], str(self.node.args[2])
@@ -78,6 +99,24 @@ class AllReduce:
         give_way(self.graph, old, output)
         self.moved = moved
 
+    def _sum_in_one(self, old: list[Node]) -> int:
+        reduce_op, group = self.node.args[1], str(self.node.args[2])
+        products = [product.matmul for product in self.terms.products]
+        like, n = value(products[0].left), value(products[0].right).shape[1]
+        m, k = prod(value(products[0].node).shape[:-1]), sum(value(product.right).shape[0] for product in products)
+        choice = choice_of(self.choices, "matmul_all_reduce", m, n, k, like, group, one_matmul=False)
+        self.path = path_of(self.choices, choice)
+        with writing(self.graph, self.node) as write:
+            lefts = [write.reshape(product.left, [m, value(product.left).shape[-1]]) for product in products]
+            rights = [product.right for product in products]
+            addend = addend_of(write, self.terms, [m])
+            more = [] if (biases := column_biases(write, products)) is None else [biases]
+            output = write.op("fused_matmuls_all_reduce", lefts, rights, addend, reduce_op, group, *more)
+            output = write.like(output, self.node)
+        give_way(self.graph, old, output)
+        self.moved = of_all_reduce(m, n, like.element_size(), self.world, choice)
+        return len(products)
+
     def _with_bias(self, others: int | None, bias: Tensor, group: str) -> int | None:
         """Return the bytes moved, including those for a bias that is reduced by itself."""
         rows, columns = prod(bias.shape[:-1]), bias.shape[-1] if bias.dim() else 1
@@ -86,7 +125,10 @@ class AllReduce:
         return None if moved is None or others is None else others + moved
 
     def check(self) -> None:
-        """Raise SkipError if a reduce-scatter and an all-gather cannot replace this collective."""
+        """Raise SkipError if no ops compute and reduce this sum."""
+        with suppress(SkipError):
+            self._require_in_order()
+            return
         whole = self.node.args[0]
         assert isinstance(whole, Node)
         for way in _ways_to_share(whole, self.world):
@@ -105,8 +147,9 @@ class AllReduce:
     @property
     def _uneven(self) -> str:
         return (
-            "a sum, a scaled product, and a product that is cast or used elsewhere too can be fused only if the ranks "
-            f"can share the rows evenly, and {self.world} ranks cannot, as far as is known"
+            "a scaled product, a product that is cast or used elsewhere too, and a sum of terms whose elements are in "
+            "another order can be fused only if the ranks can share the rows evenly, and "
+            f"{self.world} ranks cannot, as far as is known"
         )
 
     def _in_two(self, old: list[Node]) -> int:

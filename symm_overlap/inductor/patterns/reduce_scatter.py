@@ -8,6 +8,7 @@ products. Products in half precision, or their sum, may be cast to float32 on th
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -129,7 +130,7 @@ class ReduceScatter:
         rows, dim = _rows(place, world)  # type: ignore[arg-type]
         lefts = [write.reshape(product.left, [*rows, value(product.left).shape[-1]]) for product in products]
         rights = [product.right for product in products]
-        common = self._addend(write, products, rows), reduce_op, dim, group
+        common = addend_of(write, self.terms, rows), reduce_op, dim, group
         scaled = [product.scaled for product in products if product.scaled is not None]
         if not scaled:
             dtypes = {"sum_dtype": self.terms.sum_dtype, "out_dtype": self.terms.out_dtype}
@@ -149,18 +150,6 @@ class ReduceScatter:
             [each.fast for each in scaled],
         )
 
-    def _addend(self, write: Writer, products: list[Matmul], rows: list[Size]) -> Node | None:
-        """Return the sum of all terms other than the products, and of biases that the op does not add, or None."""
-        addend, columns = None, value(products[0].right).shape[1]
-        for term in self.terms:
-            extra = term.matmul.other_bias if isinstance(term, Product) else term.node
-            if extra is not None:
-                if isinstance(term, Product):
-                    extra = _expanded(write, extra, term.matmul)
-                extra = write.reshape(extra, [*rows, columns])
-                addend = extra if addend is None else write.call(aten.add.Tensor, addend, extra)
-        return addend
-
     def _written_as(self, write: Writer, op: str, *arguments: Any, **dtypes: torch.dtype) -> dict[Node, Node]:
         """Write the op. If a product or the sum is used elsewhere, write the op that also returns these."""
         if not self._kept:
@@ -179,6 +168,23 @@ class ReduceScatter:
         if total is not None:
             new[total.node] = write.like(write.call(operator.getitem, made, 2), total.node)
         return new
+
+
+def addend_of(write: Writer, terms: Terms, rows: Sequence[Size]) -> Node | None:
+    """Return the sum of all terms other than the products, and of biases that the op does not add, or None.
+
+    Args:
+        rows: the dimensions of its rows.
+    """
+    addend, columns = None, value(terms.products[0].matmul.right).shape[1]
+    for term in terms:
+        extra = term.matmul.other_bias if isinstance(term, Product) else term.node
+        if extra is not None:
+            if isinstance(term, Product):
+                extra = _expanded(write, extra, term.matmul)
+            extra = write.reshape(extra, [*rows, columns])
+            addend = extra if addend is None else write.call(aten.add.Tensor, addend, extra)
+    return addend
 
 
 def _rows(place: Place, world: int) -> tuple[list[Size], int]:

@@ -19,6 +19,7 @@ from tests.collective.gradient_cases import (
     Scatter,
     ScatterWeightGrad,
     Sizes,
+    SumAllReduce,
 )
 from tests.gpu.conditions import Path
 from tests.gpu.fuzz.cases import AllReduceNoBias, Gathers, Scaled, ScaledGather, ScaledScatter, Sums
@@ -162,6 +163,7 @@ def _case(chance: random.Random, world: int) -> Case:
             lambda: Sums(dim, reduce_op, sizes),
             lambda: AllReduce(0, reduce_op, sizes),
             lambda: AllReduceNoBias(0, reduce_op, sizes),
+            lambda: SumAllReduce(0, reduce_op, sizes),
             lambda: GatherWeight(dim % 2, "sum", pair, transpose=chance.random() < 0.5),
             lambda: ScatterWeightGrad(dim % 2, reduce_op, pair),
             lambda: PlainGather(dim, "sum", sizes),
