@@ -22,6 +22,9 @@ from .group import GroupState
 _LOOK_EVERY = 0.1
 """Seconds between two looks for ranks that have died, while a group is being made."""
 
+_SLACK = 0.2
+"""Seconds after the deadline in which torch may still say why the group was not made."""
+
 
 def lane_group(state: GroupState, group: dist.ProcessGroup, lane: int, seconds: float) -> dist.ProcessGroup:
     """Return the group whose collectives lane ``lane`` of ``group`` uses. The lane's first call of this is collective.
@@ -41,7 +44,8 @@ def lane_group(state: GroupState, group: dist.ProcessGroup, lane: int, seconds: 
 
 def _made(state: GroupState, group: dist.ProcessGroup, lane: int, seconds: float) -> dist.ProcessGroup:
     """Make the group of a lane, and look for dead ranks meanwhile. Torch itself would wait for them until the deadline,
-    in the store, so another thread waits there. After an error, that thread is left behind until the deadline.
+    in the store, so another thread waits there. After an error, that thread is left behind. If all ranks have come, but
+    one of them has given up already, gloo tries to connect to it for several times the deadline.
     """
     found: Future[dist.ProcessGroup] = Future()
     began = time.monotonic()
@@ -54,13 +58,15 @@ def _made(state: GroupState, group: dist.ProcessGroup, lane: int, seconds: float
             found.set_exception(error)
 
     Thread(target=make, name=name, daemon=True).start()
+    why = f"{where} was not made within {seconds:g} s, because not all ranks came in time"
     while not wait([found], _LOOK_EVERY).done:
         _require_living(state, where)
+        if time.monotonic() - began > seconds + _SLACK:
+            raise dist.DistBackendError(why)
     error = found.exception()
     if isinstance(error, (RuntimeError, TimeoutError)):
-        took = time.monotonic() - began
-        why = f" within {seconds:g} s, because not all ranks came" if took >= 0.9 * seconds else ""
-        raise dist.DistBackendError(f"{where} was not made{why}: {error}") from error
+        why = why if time.monotonic() - began >= 0.9 * seconds else f"{where} was not made"
+        raise dist.DistBackendError(f"{why}: {error}") from error
     return found.result()
 
 

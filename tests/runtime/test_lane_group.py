@@ -34,8 +34,17 @@ def test_a_deadline_says_that_not_all_ranks_came(monkeypatch: pytest.MonkeyPatch
         raise RuntimeError("Wait timeout")
 
     monkeypatch.setattr(lane_group, "gloo_group", waits)
-    with pytest.raises(dist.DistBackendError, match=r"not made within 0\.3 s, because not all ranks came: Wait"):
+    with pytest.raises(dist.DistBackendError, match=r"not made within 0\.3 s, because not all ranks came in time: Wait"):
         lane_group._made(STATE, STATE, 7, 0.3)
+
+
+def test_torch_may_not_wait_past_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gloo would try several times to connect to a rank that has given up."""
+    monkeypatch.setattr(lane_group, "gloo_group", lambda *_: time.sleep(3))
+    began = time.monotonic()
+    with pytest.raises(dist.DistBackendError, match=r"not made within 0\.3 s, because not all ranks came in time$"):
+        lane_group._made(STATE, STATE, 7, 0.3)
+    assert time.monotonic() - began < 2
 
 
 def test_other_errors_are_raised_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
