@@ -117,6 +117,23 @@ def unused_outputs_and_inputs(me: Rank) -> None:
     assert ref.relative_error(gA, sum(ones @ case.inputs(r, me.world)[1].detach().t() for r in range(me.world))) < 1e-12
 
 
+def outputs_that_need_no_gradient(me: Rank) -> None:
+    case = Gather(0)
+    for which in itertools.product((False, True), repeat=4):
+        A, B1, B2, bias = (tensor.detach() for tensor in case.inputs(me.rank, me.world))
+        for tensor, needed in zip((A, B1, B2, bias), which, strict=True):
+            tensor.requires_grad_(needed)
+        for biases in (None, [None, bias]):
+            gathered, products = symm_overlap.all_gather_matmul(A, [B1, B2], 0, me.group, biases=biases)
+            one, two = A @ B1, A @ B2 + (0 if biases is None else bias)
+            found = [gathered.requires_grad, *(product.requires_grad for product in products)]
+            assert found == [A.requires_grad, one.requires_grad, two.requires_grad], which
+
+
+def test_only_outputs_that_depend_on_it_need_the_gradient_of_an_input(ranks: Pool) -> None:
+    ranks.run(2, outputs_that_need_no_gradient)
+
+
 def test_outputs_nobody_used_and_weights_that_are_frozen(ranks: Pool) -> None:
     ranks.run(2, unused_outputs_and_inputs)
 

@@ -165,11 +165,24 @@ def _setup_context(
 ) -> None:
     ctx.set_materialize_grads(False)
     A_shard, Bs, ctx.gather_dim, ctx.group_name, *_ = inputs  # the biases are missing if the caller passed none
+    _mark_constants(ctx, inputs, output)
     needs_Bs = any(B.requires_grad for B in Bs)
     gathered = output[0] if keep_gathered and needs_Bs else None
     ctx.kept_gathered = gathered is not None
     kept = (A_shard if gathered is None else gathered) if needs_Bs else None
     ctx.save_for_backward(kept, *(B if A_shard.requires_grad else None for B in Bs))
+
+
+def _mark_constants(ctx: Any, inputs: Any, output: Any) -> None:
+    """Tell torch which outputs need no gradient, although others do: products of weights that need none."""
+    A_shard, Bs, _, _, *biases = inputs
+    if A_shard.requires_grad:
+        return
+    biases = biases[0] if biases and biases[0] is not None else [None] * len(Bs)
+    whole, products = output[0], output[1]
+    needs = (B.requires_grad or (bias is not None and bias.requires_grad) for B, bias in zip(Bs, biases, strict=True))
+    constant = [product for product, needed in zip(products, needs, strict=True) if not needed]
+    ctx.mark_non_differentiable(*([] if whole is None else [whole]), *constant)
 
 
 def _backward(ctx: Any, grad_A: Tensor | None, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:

@@ -289,9 +289,11 @@ class PipelineModel:
     def _shared(self, loss: Tensor | None) -> Tensor:
         source = self.schedule.rank_of(self.schedule.stages - 1)
         device = next((parameter.device for parameter in self.parameters()), None)  # one that the group can send from
-        value = torch.zeros((), dtype=torch.float64, device=device) if loss is None else loss.detach().double()
-        dist.broadcast(value, group=self._group, group_src=source)
-        return value
+        dtypes = torch.float64, torch.float32, torch.bfloat16, torch.float16
+        numbers = [0.0, 0.0] if loss is None else [loss.item(), dtypes.index(loss.dtype)]
+        said = torch.tensor(numbers, dtype=torch.float64, device=device)
+        dist.broadcast(said, group=self._group, group_src=source)
+        return said[0].to(dtypes[int(said[1])])
 
 
 def _tensors(read: Batch) -> dict[str, Any]:

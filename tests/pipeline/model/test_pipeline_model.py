@@ -37,6 +37,19 @@ def test_the_loss_is_on_the_rank_of_the_last_stage_or_on_all(ranks: Pool) -> Non
         torch.testing.assert_close(found, expected, **EXACT)
 
 
+def loss_in_bfloat16(me: Rank) -> Tensor | None:
+    model, batch, options = make("mlp", 4)
+    given = {"num_microbatches": 4, "group": me.group, "loss_on_all_ranks": True, **options}
+    halves = {name: each.bfloat16() for name, each in batch.items()}
+    return PipelineModel(model.bfloat16(), **given).run_train(**halves)
+
+
+def test_the_loss_has_its_dtype_on_all_ranks(ranks: Pool) -> None:
+    one, other = ranks.run(2, loss_in_bfloat16)
+    assert one.dtype == torch.bfloat16
+    assert torch.equal(one, other)
+
+
 def evaluated(me: Rank) -> list[Any]:
     pipe, whole, batch, options = pipelined(me, "mlp")
     found = [pipe.run_eval(**batch), pipe.run_eval(**inputs_of(batch, options))]
