@@ -154,7 +154,7 @@ def _restore(token: Token[Settings]) -> None:
 
 def _changed(block: str, **changes: Any) -> Any:
     if torch.compiler.is_compiling():
-        raise RuntimeError(f"symm_overlap.{block} inside a compiled function has no effect: put it around the call")
+        raise RuntimeError(f"symm_overlap.{block} cannot be in a compiled graph: put it around the function's call")
     return applied(replace(current(), **changes))
 
 
@@ -181,8 +181,8 @@ def force_path(
 
     Raises:
         ValueError, TypeError: an argument is none of the allowed values.
-        RuntimeError: the block is inside a compiled function, where it has no effect. Put it around the call of that
-            function.
+        RuntimeError: the block is inside a function that is being compiled. Put it around the call of that function.
+            Without ``fullgraph=True``, the compiler ends its graph there, and runs the block as it is.
     """
     if path is not None and path not in PATHS:
         raise ValueError(f"force_path({path!r}): allowed are {', '.join(PATHS)}")
@@ -211,11 +211,11 @@ def timeout(seconds: float) -> Iterator[None]:
 
     Raises:
         ValueError: ``seconds`` is not in that range.
-        RuntimeError: the block is inside a compiled function, where it has no effect. Put it around the call of that
-            function.
+        RuntimeError: the block is inside a function that is being compiled. Put it around the call of that function.
+            Without ``fullgraph=True``, the compiler ends its graph there, and runs the block as it is.
     """
-    if not 0 < seconds <= _LONGEST:
-        raise ValueError(f"timeout({seconds}): a deadline is a number of seconds above 0 and up to {_LONGEST:.0f}")
+    if isinstance(seconds, str) or not 0 < seconds <= _LONGEST:
+        raise ValueError(f"timeout({seconds!r}): a deadline is a number of seconds above 0 and up to {_LONGEST:.0f}")
     with _changed("timeout", timeout=float(seconds)):
         yield
 
@@ -237,8 +237,8 @@ def lane(index: int) -> Iterator[None]:
     Raises:
         ValueError: ``index`` is negative.
         TypeError: ``index`` is not an int.
-        RuntimeError: the block is inside a compiled function, where it has no effect. Put it around the call of that
-            function.
+        RuntimeError: the block is inside a function that is being compiled. Put it around the call of that function.
+            Without ``fullgraph=True``, the compiler ends its graph there, and runs the block as it is.
     """
     if as_int(index) < 0:
         raise ValueError(f"lane({index}): lanes are numbered from 0")
@@ -261,8 +261,8 @@ def sum_order(order: str) -> Iterator[None]:
 
     Raises:
         ValueError: ``order`` is neither.
-        RuntimeError: the block is inside a compiled function, where it has no effect. Put it around the call of that
-            function.
+        RuntimeError: the block is inside a function that is being compiled. Put it around the call of that function.
+            Without ``fullgraph=True``, the compiler ends its graph there, and runs the block as it is.
     """
     if order not in ("rank", "any"):
         raise ValueError(f"sum_order({order!r}): allowed are 'rank' and 'any'")

@@ -36,10 +36,12 @@ BELOW: dict[str, set[str]] = {
     "pipeline/runtime": {"_C", "_torch", "pipeline", "plan", "runtime", "settings"},
     "inductor/patterns": {"inductor", "collective"},
     "demo": {"_C", "_torch", "__init__", "collective", "fsdp", "pipeline", "plan", "runtime", "settings"},
+    "__main__": {"cli"},
     "cli": {
         *(
             "_C",
             "_torch",
+            "_version",
             "__init__",
             "collective",
             "demo",

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from symm_overlap._version import VERSION
 from symm_overlap.cli.signals import signals_blocked
 
 # Each of these modules has add_parser(subparsers) and run(args) -> exit code.
@@ -28,6 +29,7 @@ def build_parser(commands: Sequence[str] = tuple(_COMMANDS)) -> argparse.Argumen
         prog="symm-overlap",
         description="Collective matmul that hides communication behind computation, on CPU and CUDA.",
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="{" + ",".join(_COMMANDS) + "}")
     for name in commands:
         importlib.import_module(_COMMANDS[name]).add_parser(subparsers)

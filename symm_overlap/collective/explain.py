@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from .._torch import resolve_group
+from .._torch import device_types_of, resolve_group
 from ..runtime import TRAITS, state_of
 from ..settings import current
-from .arguments import Group, group_name
+from .arguments import DTYPES, Group, group_name
 from .choice import Choice
 from .chooser import choose, choose_in_group
 from .problem import OPS, problem
@@ -22,7 +22,7 @@ def explain(
     dtype: torch.dtype = torch.bfloat16,
     world: int | None = None,
     group: Group | None = None,
-    device: str = "cuda",
+    device: str | None = None,
     direct: bool = True,
     last_dim: bool = False,
 ) -> Choice:
@@ -38,7 +38,8 @@ def explain(
         world: number of ranks, for a group that need not exist.
         group: instead of ``world``, an existing group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh,
             dimension). Its measurements (`autotune`) are used, and what it knows about its devices so far.
-        device: "cpu" or "cuda".
+        device: "cpu" or "cuda". By default that of ``group``: CUDA if it can send from GPUs, and if there is one, else
+            CPU. With ``world``, CUDA.
         direct: whether the ranks can reach each other's memory (one host with peer access).
         last_dim: whether the gather or scatter dimension is the last one, so that every rank has all m rows.
 
@@ -51,6 +52,8 @@ def explain(
     state = None if group is None else state_of(resolve_group(group_name(group)))
     if (world is None) == (state is None):
         raise ValueError("explain: pass either world or group")
+    if device is None:
+        device = "cuda" if group is None else _device_of(group)
     world = state.world if world is None else world  # type: ignore[union-attr]
     if op not in OPS:
         raise ValueError(f"explain({op!r}): allowed are {', '.join(sorted(OPS))}")
@@ -59,8 +62,17 @@ def explain(
             f"explain: m={m}, n={n}, k={k}, world={world}, device={device!r}: sizes must be at least 0, world at least "
             f"1, and device {' or '.join(TRAITS)}"
         )
+    if dtype not in DTYPES:
+        raise TypeError(f"explain: dtype is {dtype}: supported are {', '.join(map(str, DTYPES))}")
     described = problem(op, m, n, k, dtype, world, device, last_dim=last_dim)
     if state is None:
         return choose(described, current(), direct=direct)
     direct = direct and state.direct.get(device, True)
     return choose_in_group(state, described, current(), direct=direct)
+
+
+def _device_of(group: Group) -> str:
+    """Return the type of the devices of a group."""
+    of = resolve_group(group_name(group))
+    on_gpus = "cuda" in device_types_of(of) and (state_of(of).fake or torch.cuda.is_available())
+    return "cuda" if on_gpus else "cpu"

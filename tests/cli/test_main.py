@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
+from symm_overlap._version import VERSION
 from symm_overlap.cli.__main__ import main
 
 
@@ -14,6 +18,12 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     for command in ("train", "info", "plan"):
         assert f"\n    {command} " in shown
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    command = [sys.executable, "-m", "symm_overlap", "--version"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert told.stdout == f"symm-overlap {VERSION}\n"
 
 
 @pytest.mark.parametrize("arguments", [[], ["fly"]])

@@ -184,30 +184,6 @@ BAD = {
         ValueError,
         ("As has 1 tensors and Bs has 0",),
     ),
-    "an all-reduce without products": Bad(
-        "s",
-        lambda name: ops.fused_matmuls_all_reduce([], [], t(4, 5), "sum", name),
-        ValueError,
-        ("As is empty", "call all_reduce"),
-    ),
-    "an all-reduce of products of two shapes": Bad(
-        "s",
-        lambda name: ops.fused_matmuls_all_reduce([t(4, 3), t(4, 3)], [t(3, 2), t(3, 4)], None, "sum", name),
-        ValueError,
-        ("[4, 2]", "[4, 4]", "one shape"),
-    ),
-    "an all-reduce of products and an addend of another dtype": Bad(
-        "s",
-        lambda name: ops.fused_matmuls_all_reduce([h(4, 3)], [h(3, 2)], t(4, 2), "max", name),
-        TypeError,
-        ("addend is torch.float32", "products of torch.bfloat16"),
-    ),
-    "an all-reduce of products to their largest": Bad(
-        "s",
-        lambda name: ops.fused_matmuls_all_reduce([t(4, 3)], [t(3, 2)], None, "max", name),
-        ValueError,
-        ("'max'",),
-    ),
     "products of two shapes": Bad(
         "s",
         lambda name: ops.fused_matmuls_reduce_scatter([t(4, 3), t(4, 3)], [t(3, 2), t(3, 4)], None, "sum", 0, name),

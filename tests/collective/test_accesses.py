@@ -98,12 +98,9 @@ def matmuls_scatter(me: Rank, dim: int, addend: bool) -> None:
 
 
 def matmul_reduce(me: Rank, rows: int) -> None:
-    backward(symm_overlap.matmul_all_reduce(tensor(rows, K), tensor(K, N), "sum", me.group))
-
-
-def matmuls_reduce(me: Rank, rows: int, addend: bool) -> None:
-    As, Bs = [tensor(rows, K), tensor(rows, 3)], [tensor(K, N), tensor(3, N)]
-    backward(ops.fused_matmuls_all_reduce(As, Bs, tensor(rows, N) if addend else None, "sum", me.group_name))
+    A, B = tensor(rows, K), tensor(K, N)
+    backward(symm_overlap.matmul_all_reduce(A, B, "sum", me.group))
+    backward(ops.fused_matmuls_all_reduce([A, A], [B, B], tensor(rows, N), "sum", me.group_name))
 
 
 def weight_grad(me: Rank, dim: int) -> None:
@@ -141,10 +138,6 @@ CASES: dict[str, Callable[[Rank], None]] = {
         for addend in (True, False)
     },
     **{f"matmul_all_reduce of {rows} rows": lambda me, rows=rows: matmul_reduce(me, rows) for rows in (1, 7)},
-    **{
-        f"matmuls_all_reduce {addend=}": lambda me, addend=addend: matmuls_reduce(me, 7, addend)
-        for addend in (False, True)
-    },
     **{f"all_gather_weight_grad dim {dim}": lambda me, dim=dim: weight_grad(me, dim) for dim in range(3)},
     **WEIGHT_CASES,
     **{

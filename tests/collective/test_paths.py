@@ -13,6 +13,8 @@ from symm_overlap.collective.explain import explain
 from symm_overlap.collective.problem import OPS
 from symm_overlap.runtime import TRAITS
 from symm_overlap.settings import environment, force_path
+from tests.collective.test_fake_group import fake_group
+from tests.ranks import Pool, Rank
 
 CPU_CHUNK_ROWS = TRAITS["cpu"].fewest_rows
 CUDA_REDUCE_RANKS = TRAITS["cuda"].most_ranks_in_a_sum or 0
@@ -239,6 +241,22 @@ def test_explain_refuses_what_cannot_be(change: dict[str, object]) -> None:
         large(**change)
     with pytest.raises(ValueError, match=r"'gather'.*allowed are all_gather, all_gather_matmul"):
         explain("gather", **LARGE)
+    with pytest.raises(TypeError, match=r"dtype is torch\.int8"):
+        large(dtype=torch.int8)
+
+
+def devices(me: Rank) -> list[bool]:
+    sizes = {"m": 64, "n": 64, "k": 64, "group": me.group}
+    told = [str(explain("all_gather_matmul", **sizes, device=device)) for device in (None, "cpu", "cuda")]
+    return [told[0] == told[1], told[0] == told[2]]
+
+
+def test_explain_takes_the_device_of_the_group(ranks: Pool) -> None:
+    """Gloo can also send from GPUs, but here is none."""
+    assert ranks.run(2, devices) == [[True, False]] * 2
+    with fake_group(2) as group:
+        sizes = {"m": 64, "n": 64, "k": 64, "group": group}
+        assert str(explain("all_gather_matmul", **sizes)) == str(explain("all_gather_matmul", **sizes, device="cuda"))
 
 
 # --- what is shown

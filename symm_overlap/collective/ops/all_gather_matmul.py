@@ -80,6 +80,8 @@ def all_gather_matmul(
     """
     if save not in (None, "gathered", "shard"):
         raise ValueError(f"save is {save!r}: allowed are 'gathered' and 'shard'")
+    if isinstance(Bs, Tensor):
+        raise TypeError("Bs is a tensor: give a list of weights, as in [B]")
     name = group_name(group)
     # Both ops can return the gathered tensor. The first one also keeps it for the backward pass.
     op = torch.ops.symm_overlap.fused_all_gather_matmul.default

@@ -39,7 +39,8 @@ def failure_message(error: BaseException, model: nn.Module, names: Mapping[int, 
     reason = lines[0] if lines else "no message"
     if isinstance(error, PassedError):
         return f"{type(model).__name__} cannot be traced{where}\n  {reason}"
-    return f"{type(model).__name__} cannot be traced{where}\n  {type(error).__name__}: {reason}\n{_REMEDY}"
+    remedy = "" if isinstance(error, TypeError) else f"\n{_REMEDY}"  # a wrong argument, as of a batch that does not fit
+    return f"{type(model).__name__} cannot be traced{where}\n  {type(error).__name__}: {reason}{remedy}"
 
 
 def line_of(node: fx.Node) -> str:

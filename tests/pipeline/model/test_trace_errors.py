@@ -22,6 +22,11 @@ def test_a_choice_between_layers_is_found_with_its_line_and_the_way_out() -> Non
     assert "trace=False" in message
 
 
+def test_a_batch_that_does_not_fit_is_told_without_advice_for_another_mistake() -> None:
+    with pytest.raises(TraceError, match=r"TypeError: .*unexpected keyword argument 'inputs'$"):
+        Stages(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)), {"inputs": reals(2, WIDTH)}, (1, 1))
+
+
 class Gate(nn.Module):
     def __init__(self) -> None:
         super().__init__()
