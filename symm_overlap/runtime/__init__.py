@@ -6,7 +6,7 @@ from .backend import Backend, Traits, Workspace
 from .backends import TRAITS, backend_of
 from .costs import Device, DeviceCosts, costs_of, record_of
 from .group import GroupState, state_of
-from .lane import Lane, NotCapturedError, NotPreparedError
+from .lane import PIPELINE_LANES, Lane, NotCapturedError, NotPreparedError
 from .lane_group import are_enqueued, lane_group, message_group, wire_device
 from .lasting_memory import lasting
 from .merged import meets_in_kernels
@@ -36,6 +36,7 @@ from .work import (
 )
 
 __all__ = [
+    "PIPELINE_LANES",
     "TRAITS",
     "Add",
     "AwaitFlag",

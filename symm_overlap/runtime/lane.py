@@ -33,6 +33,15 @@ from .script import Script
 _MOST_KEPT = 256  # kinds of calls
 
 
+PIPELINE_LANES = 1 << 20
+"""Lanes of pipelines are numbered from here on, those of the ops from 0."""
+
+
+def name_of_lane(index: int) -> str:
+    """Return how to name a lane to the user, who gives the lanes of pipelines and those of ops the same numbers."""
+    return f"lane {index}" if index < PIPELINE_LANES else f"lane {index - PIPELINE_LANES} of pipelines"
+
+
 class NotCapturedError(RuntimeError):
     """A call was rejected before it began, because it cannot be part of the CUDA graph that is being captured."""
 
@@ -226,8 +235,8 @@ class Lane:
             )
         if self.broken is not None:
             raise RuntimeError(
-                f"lane {self.index} of group {self.group_name!r} is out of step with its peers since a call failed "
-                f"({self.broken}). Make a new group, or use another lane, on every rank."
+                f"{name_of_lane(self.index)} of group {self.group_name!r} is out of step with its peers since a call "
+                f"failed ({self.broken}). Make a new group, or use another lane (symm_overlap.lane), on every rank."
             )
 
     def give_up(self, op: str, error: BaseException) -> None:

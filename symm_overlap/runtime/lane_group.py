@@ -18,6 +18,7 @@ import torch.distributed as dist
 from .. import _C
 from .._torch import device_types_of, gloo_group
 from .group import GroupState
+from .lane import name_of_lane
 
 _LOOK_EVERY = 0.1
 """Seconds between two looks for ranks that have died, while a group is being made."""
@@ -49,7 +50,8 @@ def _made(state: GroupState, group: dist.ProcessGroup, lane: int, seconds: float
     """
     found: Future[dist.ProcessGroup] = Future()
     began = time.monotonic()
-    name, where = f"symm_overlap/{state.name}/lane {lane}", f"symm_overlap: the group of lane {lane} of {state.name!r}"
+    name = f"symm_overlap/{state.name}/lane {lane}"
+    where = f"symm_overlap: the group of {name_of_lane(lane)} of {state.name!r}"
 
     def make() -> None:
         try:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from symm_overlap.runtime.lane import PIPELINE_LANES, name_of_lane
+
 lane_group: Any = import_module("symm_overlap.runtime.lane_group")  # the package has a function of this name
 
 STATE: Any = SimpleNamespace(name="some group", rank=0, world=1)
@@ -26,6 +28,11 @@ def test_an_error_of_torch_is_told_with_the_lane(error: Exception, monkeypatch: 
     with pytest.raises(dist.DistBackendError, match=text) as raised:
         lane_group._made(STATE, STATE, 7, 60.0)
     assert raised.value.__cause__ is error
+
+
+def test_lanes_have_the_numbers_that_the_user_gives() -> None:
+    assert name_of_lane(3) == "lane 3"
+    assert name_of_lane(PIPELINE_LANES + 3) == "lane 3 of pipelines"
 
 
 def test_a_deadline_says_that_not_all_ranks_came(monkeypatch: pytest.MonkeyPatch) -> None:
