@@ -13,8 +13,9 @@ Under torchrun, the benchmark uses torchrun's ranks. With ``--emulate W`` there 
 memory behind a link of a chosen speed (`bench.emulation`). One GPU is then enough to measure overlap, but not the
 effects that ranks have on each other. ``host us`` is the time until a call returns if the GPU is idle, ``ahead us`` the
 same in a series of calls back to back, as when the host runs ahead of the GPU, ``usual us`` the same if no call repeats
-an earlier one, and ``each ms`` the time of a call in the first series. A link with a chosen speed adds launches to all
-of them. With ``--graph N`` every method is timed in a CUDA graph of N operations, and a time is that of one operation.
+an earlier one, and ``each ms`` the time of a call in series of the first kind. A link with a chosen speed adds launches
+to all of them. With ``--graph N`` every method is timed in a CUDA graph of N operations, and a time is that of one
+operation.
 """
 
 from __future__ import annotations

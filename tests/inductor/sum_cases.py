@@ -66,6 +66,17 @@ def views_and_copies_of_sums_are_added(world: int, name: str, new: New) -> Any:
     return new(world, 2, 5) + one + two
 
 
+@fused(1, 1)
+def sums_of_products_of_different_widths_are_added(world: int, name: str, new: New) -> Any:
+    one = reduce(new(2 * world, 3) @ new(3, 6), name).view(4 * world, 3)
+    return one + reduce(new(4 * world, 5) @ new(5, 3), name)
+
+
+@fused(1, 1)
+def a_transposed_column_and_a_row_are_added(world: int, name: str, new: New) -> Any:
+    return reduce(new(1, 3) @ new(3, 6), name).t() + reduce(new(6, 5) @ new(5, 1), name)
+
+
 @fused(1)
 def a_view_of_the_sum_of_every_other_block_is_added(world: int, name: str, new: New) -> Any:
     """What is reduced has other strides than the result, and no such view."""

@@ -1,8 +1,9 @@
 """Match ``all_reduce(sum of (A @ B [+ bias]).view(...), "sum" or "avg", group)``.
 
 A single product that nothing else uses, and a sum of such products and other tensors, have ops of their own. Any other
-sum (of scaled matmuls, of products that are cast, or of products that something else uses too) is first scattered as in
-`reduce_scatter`, and then the parts are gathered. An all-reduce moves as many bytes, or more if products are cast.
+sum (of scaled matmuls, of products that are cast, of products that something else uses too, or of terms whose elements
+are in another order) is first scattered as in `reduce_scatter`, and then the parts are gathered. An all-reduce moves as
+many bytes, or more if products are cast.
 """
 
 from __future__ import annotations
@@ -54,8 +55,11 @@ class AllReduce:
         if others or not isinstance(term, Product) or self._why_in_two:
             try:
                 self._require_in_order()
-            except SkipError:
-                return self._in_two(old)
+            except SkipError as why:
+                try:
+                    return self._in_two(old)
+                except SkipError as neither:
+                    raise (neither if self._why_in_two else why) from None
             return self._sum_in_one(old)
         self._require_in_order()
         self._in_one(old, term.matmul)
@@ -75,6 +79,9 @@ class AllReduce:
         """Raise SkipError unless an op computes the sum and reduces it, with its elements in their order."""
         if self._why_in_two:
             raise SkipError(self._why_in_two)
+        widths = [value(product.matmul.right).shape[1] for product in self.terms.products]
+        if not all(known(width == widths[0]) for width in widths):
+            raise SkipError("the products that are added have different numbers of columns, as far as is known")
         for term in self.terms:
             require_unwritten([*term.inputs, term.node, *term.path])
             start = of_shape(value(term.node).shape)
@@ -191,7 +198,7 @@ def _ways_to_share(whole: Node, world: int) -> list[int | None]:
     takes a block of all rows, or a dimension that is divided.
     """
     lead = value(whole).shape[:-1]
-    dims = [dim for dim, size in enumerate(lead) if dim > 0 and known(size % world == 0)]
+    dims = [dim for dim, size in enumerate(lead) if dim > 0 and known(size % world == 0) and not known(size == 0)]
     return [None, *dims] if known(prod(lead) % world == 0) else list(dims)
 
 

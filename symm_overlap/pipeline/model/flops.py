@@ -16,8 +16,8 @@ from .trace import Traced
 def flops_of_calls(traced: Traced, skeleton: Skeleton) -> list[float] | None:
     """Return the FLOPs of every call of a layer or of a module beside the layers.
 
-    Return None, and warn, if a module cannot run on fake tensors: if what it computes depends on the values of tensors,
-    as in a layer that selects the tokens of each expert by ``nonzero``, or if torch has no rule for an operator.
+    Return None, and warn, if a module cannot run on fake tensors, for instance because torch has a kernel for an
+    operator, but no rule for its shapes: it has none for grouped matmuls of float32.
     """
     try:
         return [_flops(traced, node, skeleton) for node in traced.calls]
