@@ -65,6 +65,10 @@ def _sums(me: StandIn, world: int) -> dict[str, tuple[Callable[[], Any], int]]:
         ),
         "all_reduce": (lambda: symm_overlap.all_reduce(whole, "sum", group), whole.nbytes),
         "matmul_all_reduce": (lambda: symm_overlap.matmul_all_reduce(A, B, "sum", group), whole.nbytes),
+        "matmuls_all_reduce": (
+            lambda: ops.fused_matmuls_all_reduce([A, A], [B, B], whole, "sum", name),
+            whole.nbytes,
+        ),
     }
 
 

@@ -67,7 +67,7 @@ class AllReduce:
 
     @property
     def _why_in_two(self) -> str:
-        """Why no op computes and reduces the sum; empty if one does."""
+        """Why no single op computes and reduces the sum, however its elements lie; empty if there is none."""
         terms = self.terms
         if terms.total is not None or any(product.shared for product in terms.products):
             return "a product or the sum is used elsewhere too"
@@ -76,7 +76,7 @@ class AllReduce:
         return "a scaled product is reduced" if any(product.matmul.scaled for product in terms.products) else ""
 
     def _require_in_order(self) -> None:
-        """Raise SkipError unless an op computes the sum and reduces it, with its elements in their order."""
+        """Raise SkipError unless one op computes the sum, with its elements in their order, and reduces it."""
         if self._why_in_two:
             raise SkipError(self._why_in_two)
         widths = [value(product.matmul.right).shape[1] for product in self.terms.products]
