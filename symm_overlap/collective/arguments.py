@@ -116,6 +116,12 @@ def require_reduce_op(reduce_op: str) -> None:
         raise ValueError(f"reduce_op is {reduce_op!r}: allowed are 'sum' and 'avg'")
 
 
+def require_tensor(name: str, tensor: TensorLike) -> None:
+    """Raise TypeError unless ``tensor`` is a tensor: the dispatcher lets None through."""
+    if not isinstance(tensor, (Tensor, Like)):
+        raise TypeError(f"{name} is {tensor!r}: give a tensor")
+
+
 def require_tensors(tensors: Sequence[tuple[str, TensorLike]]) -> None:
     """Require tensors that all have one supported dtype and are on one device.
 
@@ -124,8 +130,7 @@ def require_tensors(tensors: Sequence[tuple[str, TensorLike]]) -> None:
     """
     (first_name, first), *rest = tensors
     for name, tensor in tensors:
-        if not isinstance(tensor, (Tensor, Like)):  # the dispatcher lets None through
-            raise TypeError(f"{name} is {tensor!r}: give a tensor")
+        require_tensor(name, tensor)
     if first.dtype not in DTYPES:
         raise TypeError(f"{first_name} is {first.dtype}: supported are {', '.join(str(dtype) for dtype in DTYPES)}")
     for name, tensor in rest:

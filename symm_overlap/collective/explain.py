@@ -34,7 +34,7 @@ def explain(
             "scaled_matmul_reduce_scatter".
         m, n, k: for an op with a matmul, the whole matmul of one rank, (m, k) @ (k, n): m counts gathered rows, n is
             the sum over weights. For an op without a matmul, the tensor that is gathered or summed is (m, n).
-        dtype: dtype of the tensors; for a sum of scaled matmuls, dtype of the products.
+        dtype: dtype of the tensors, any for "all_gather"; for a sum of scaled matmuls, dtype of the products.
         world: number of ranks, for a group that need not exist.
         group: instead of ``world``, an existing group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh,
             dimension). Its measurements (`autotune`) are used, and what it knows about its devices so far.
@@ -62,7 +62,7 @@ def explain(
             f"explain: m={m}, n={n}, k={k}, world={world}, device={device!r}: sizes must be at least 0, world at least "
             f"1, and device {' or '.join(TRAITS)}"
         )
-    if dtype not in DTYPES:
+    if dtype not in DTYPES and op != "all_gather":
         raise TypeError(f"explain: dtype is {dtype}: supported are {', '.join(map(str, DTYPES))}")
     described = problem(op, m, n, k, dtype, world, device, last_dim=last_dim)
     if state is None:

@@ -155,9 +155,6 @@ BAD = {
         "g", lambda name: ops.all_gather(t(4, 3), 2, name), ValueError, ("gather_dim is 2", "(4, 3)")
     ),
     "gather 0-D": Bad("g", lambda name: ops.all_gather(t(), 0, name), ValueError, ("gather_dim is 0", "()")),
-    "gather dtype": Bad(
-        "g", lambda name: ops.all_gather(t(4, dtype=i32), 0, name), TypeError, ("A_shard is torch.int32", DTYPE)
-    ),
     "gather group": Bad("g", lambda _: ops.all_gather(t(4, 3), 0, ""), ValueError, ("no process group", "''")),
     "scatter size": Bad(
         "s", lambda name: ops.reduce_scatter(t(4, 3), "sum", 1, name), ValueError, ("(4, 3)", "size 3", "2 ranks")

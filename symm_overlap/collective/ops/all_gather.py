@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..arguments import Group, TensorLike, dimension, group_name, remembered, require_tensors
+from ..arguments import Group, TensorLike, dimension, group_name, remembered, require_tensor
 from ..autograd import call_op
 from ..exchange import Call, Peers, exchange_of
 from ..functional import functional
@@ -29,13 +29,13 @@ def all_gather(A_shard: Tensor, gather_dim: int, group: Group) -> Tensor:
     """Gather along ``gather_dim``. Equivalent to ``torch.cat(every rank's shard, gather_dim)``.
 
     Args:
-        A_shard: this rank's shard, with the same shape on every rank; float32, float64, bfloat16 or float16, on CPU or
-            CUDA.
+        A_shard: this rank's shard, with the same shape and dtype on every rank, on CPU or CUDA. The dtype may be any:
+            bytes are copied as they are.
         gather_dim: any dimension.
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
 
     Returns:
-        The gathered tensor, contiguous. Its gradient is a reduce-scatter.
+        The gathered tensor, contiguous. The gradient of floating-point and complex tensors is a reduce-scatter.
 
     Raises:
         ValueError, TypeError: an argument is invalid. Raised before any communication.
@@ -89,7 +89,7 @@ def gather(peers: Peers, A_shard: Tensor, gather_dim: int) -> Tensor:
 
 
 def _gathered_shape(A_shard: TensorLike, gather_dim: int, world: int) -> list[int]:
-    require_tensors([("A_shard", A_shard)])
+    require_tensor("A_shard", A_shard)
     shape = list(A_shard.shape)
     shape[dimension("gather_dim", gather_dim, A_shard)] *= world
     return shape
@@ -104,7 +104,10 @@ def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    return torch.ops.symm_overlap.reduce_scatter(grad, "sum", ctx.gather_dim, ctx.group_name), None, None
+    dim = ctx.gather_dim % grad.dim()
+    real = torch.view_as_real(grad.resolve_conj()) if grad.is_complex() else grad
+    sum_of_ranks = torch.ops.symm_overlap.reduce_scatter(real, "sum", dim, ctx.group_name)
+    return torch.view_as_complex(sum_of_ranks) if grad.is_complex() else sum_of_ranks, None, None
 
 
 define(
