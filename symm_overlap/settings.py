@@ -7,9 +7,9 @@ A field that is None has not been set. A backward pass runs under the settings o
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar, Token
+from collections.abc import Callable
+from contextlib import ContextDecorator
+from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from operator import index as as_int
@@ -102,6 +102,8 @@ class Settings:
 
 _NOTHING = Settings()
 _settings: ContextVar[Settings] = ContextVar("symm_overlap settings", default=_NOTHING)
+_outside: ContextVar[tuple[Settings, ...]] = ContextVar("symm_overlap settings outside of the blocks", default=())
+"""The settings outside of each block that has been entered, the innermost block last."""
 
 
 @cache
@@ -130,38 +132,48 @@ def in_backward(forward: Settings) -> Settings:
     return here.with_defaults(forward)
 
 
-@contextmanager
-def applied(settings: Settings) -> Iterator[None]:
+class Block(ContextDecorator):
+    """A block with settings of its own. One object may be entered again, also inside itself and in several threads, and
+    may decorate functions.
+    """
+
+    def __init__(self, name: str, settings_inside: Callable[[Settings], Settings]) -> None:
+        """``settings_inside`` returns the settings inside the block, given those outside of it."""
+        self._name, self._settings_inside = name, settings_inside
+
+    def __enter__(self) -> None:
+        if torch.compiler.is_compiling():
+            raise RuntimeError(
+                f"symm_overlap.{self._name} cannot be in a compiled graph: put it around the function's call"
+            )
+        outside = _settings.get()
+        _set(self._settings_inside(outside))
+        _outside.set((*_outside.get(), outside))
+
+    def __exit__(self, *error: object) -> None:
+        *others, outside = _outside.get()
+        _outside.set(tuple(others))
+        _set(outside)
+
+
+def applied(settings: Settings) -> Block:
     """Use exactly these settings inside the block."""
-    token = _apply(settings)
-    try:
-        yield
-    finally:
-        _restore(token)
+    return Block("applied", lambda outside: settings)
 
 
-def _apply(settings: Settings) -> Token[Settings]:
+def _set(settings: Settings) -> None:
     # The C++ code has waits of its own, in torch's handles and where ranks meet. It must know the deadline too.
     _C.set_thread_timeout_ms(0 if settings.timeout is None else max(1, round(settings.timeout * 1000)))
-    return _settings.set(settings)
+    _settings.set(settings)
 
 
-def _restore(token: Token[Settings]) -> None:
-    _settings.reset(token)
-    before = _settings.get().timeout
-    _C.set_thread_timeout_ms(0 if before is None else max(1, round(before * 1000)))
+def _changed(name: str, **changes: Any) -> Block:
+    return Block(name, lambda outside: replace(outside, **changes))
 
 
-def _changed(block: str, **changes: Any) -> Any:
-    if torch.compiler.is_compiling():
-        raise RuntimeError(f"symm_overlap.{block} cannot be in a compiled graph: put it around the function's call")
-    return applied(replace(current(), **changes))
-
-
-@contextmanager
 def force_path(
     path: str | None, *, chunks: int | None = None, streams: int | None = None, span: int | None = None
-) -> Iterator[None]:
+) -> Block:
     """Force a path for the ops called inside the block, instead of the automatic choice.
 
     Use the same block on every rank. SYMM_OVERLAP_PATH does the same for a whole program.
@@ -194,12 +206,10 @@ def force_path(
         raise ValueError(f"force_path: span is {span}; allowed are 1 and more")
     if (span or 1) > 1 and (chunks or 1) > 1:
         raise ValueError(f"force_path: chunks is {chunks} and span is {span}; only one of them may be more than 1")
-    with _changed("force_path", path=path, chunks=chunks, streams=streams, span=span):
-        yield
+    return _changed("force_path", path=path, chunks=chunks, streams=streams, span=span)
 
 
-@contextmanager
-def timeout(seconds: float) -> Iterator[None]:
+def timeout(seconds: float) -> Block:
     """Set the deadline of every wait for a peer inside the block.
 
     A wait that exceeds its deadline raises `torch.distributed.DistBackendError`. The error names the op, group, rank,
@@ -216,12 +226,10 @@ def timeout(seconds: float) -> Iterator[None]:
     """
     if isinstance(seconds, str) or not 0 < seconds <= _LONGEST:
         raise ValueError(f"timeout({seconds!r}): a deadline is a number of seconds above 0 and up to {_LONGEST:.0f}")
-    with _changed("timeout", timeout=float(seconds)):
-        yield
+    return _changed("timeout", timeout=float(seconds))
 
 
-@contextmanager
-def lane(index: int) -> Iterator[None]:
+def lane(index: int) -> Block:
     """Run the ops called inside the block on lane ``index``.
 
     Ops on different lanes may overlap in time, from several threads or CUDA streams. Ops on one lane run one after
@@ -242,12 +250,10 @@ def lane(index: int) -> Iterator[None]:
     """
     if as_int(index) < 0:
         raise ValueError(f"lane({index}): lanes are numbered from 0")
-    with _changed("lane", lane=as_int(index)):
-        yield
+    return _changed("lane", lane=as_int(index))
 
 
-@contextmanager
-def sum_order(order: str) -> Iterator[None]:
+def sum_order(order: str) -> Block:
     """Set the order in which sums over ranks are computed inside the block.
 
     Use the same block on every rank. With "rank", ranks are added up in rank order, and every run returns the same bits
@@ -266,15 +272,12 @@ def sum_order(order: str) -> Iterator[None]:
     """
     if order not in ("rank", "any"):
         raise ValueError(f"sum_order({order!r}): allowed are 'rank' and 'any'")
-    with _changed("sum_order", order=order):
-        yield
+    return _changed("sum_order", order=order)
 
 
-@contextmanager
-def transformed(*transforms: Transform) -> Iterator[None]:
+def transformed(*transforms: Transform) -> Block:
     """Apply ``transforms`` to the functions that run the steps of every plan inside the block."""
-    with _changed("transformed", transforms=current().transforms + transforms):
-        yield
+    return Block("transformed", lambda outside: replace(outside, transforms=outside.transforms + transforms))
 
 
 def without(*parts: str) -> Transform:

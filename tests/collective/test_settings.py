@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 import symm_overlap
 from symm_overlap.collective.exchange import c10d, planned
 from symm_overlap.runtime.topology import _facts, in_reach
+from symm_overlap.settings import Settings, current
 from tests.collective import reference as ref
 from tests.ranks import Pool, Rank
 
@@ -139,6 +142,38 @@ def blocks_inside_a_compiled_function_are_refused(me: Rank) -> None:
 
 def test_blocks_inside_a_compiled_function_are_refused_not_forgotten(ranks: Pool) -> None:
     ranks.run(2, blocks_inside_a_compiled_function_are_refused)
+
+
+def test_blocks_may_be_entered_again_and_decorate_functions() -> None:
+    seconds, path = symm_overlap.timeout(5), symm_overlap.force_path("sequential")
+
+    @path
+    def inside(depth: int) -> None:
+        assert current() == Settings(path="sequential", timeout=5.0)
+        if depth:
+            inside(depth - 1)
+
+    for _ in range(2):
+        with seconds, symm_overlap.timeout(7), seconds:
+            inside(2)
+            assert current() == Settings(timeout=5.0)
+        with pytest.raises(ZeroDivisionError), seconds:
+            assert not 1 // 0
+        assert current() == Settings()
+
+
+def test_one_block_in_two_threads_ends_in_each_for_itself() -> None:
+    block, entered = symm_overlap.lane(3), threading.Barrier(2)
+
+    def enter() -> list[int]:
+        with block:
+            entered.wait(10)
+            lanes = [current().lane_index]
+            entered.wait(10)
+        return [*lanes, current().lane_index]
+
+    with ThreadPoolExecutor(2) as threads:
+        assert [answer.result() for answer in [threads.submit(enter) for _ in range(2)]] == [[3, 0], [3, 0]]
 
 
 def backward_has_the_settings_of_forward(me: Rank, lane: int) -> list[tuple[int, str]]:
