@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -90,13 +91,19 @@ class Batch:
             _require_equal_sizes(
                 cut, {name for key in batch.keys() - dims.keys() for name in _tensors({key: batch[key]})}
             )
+        _warn_if_uneven(cut, microbatches)
         inputs = {key: value for key, value in batch.items() if key != target}
         return Batch(_entries(inputs), _entries({key: batch[key] for key in batch if key == target}), cut, shared)
 
     def microbatches(self, count: int) -> list[dict[str, Tensor]]:
-        """Return for each microbatch the tensors that were cut, by name."""
+        """Return the tensors of each microbatch by name: its parts of those that are cut, and the shared ones."""
         split = {name: tensor.tensor_split(count, dim) for name, (tensor, dim) in self.cut.items()}
-        return [{name: parts[index] for name, parts in split.items()} for index in range(count)]
+        return [{name: parts[index] for name, parts in split.items()} | self.shared for index in range(count)]
+
+    @property
+    def uncut(self) -> dict[str, Any]:
+        """The whole tensors that are cut, by name."""
+        return {name: tensor for name, (tensor, _) in self.cut.items()}
 
 
 def _require_equal_sizes(cut: Mapping[str, tuple[Tensor, int]], by_default: Collection[str]) -> None:
@@ -112,6 +119,17 @@ def _require_equal_sizes(cut: Mapping[str, tuple[Tensor, int]], by_default: Coll
             "the tensors of the batch have different sizes along the dimensions in which they are cut into "
             f"microbatches: {', '.join(f'{name} has {size}' for name, size in sizes.items())}. Give batch_dims= with "
             "None for those that every microbatch needs all of, and with a dimension for all others"
+        )
+
+
+def _warn_if_uneven(cut: Mapping[str, tuple[Tensor, int]], microbatches: int) -> None:
+    size, name = max((tensor.shape[dim], name) for name, (tensor, dim) in cut.items())
+    if size % microbatches:
+        warnings.warn(
+            f"{name} of the batch has {size} samples, which {microbatches} microbatches cannot share evenly: some have "
+            f"{size // microbatches + 1} and some {size // microbatches}. Each microbatch counts the same in the loss "
+            "and in the gradients, so samples in smaller ones count more",
+            stacklevel=5,
         )
 
 

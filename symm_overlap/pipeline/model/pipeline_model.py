@@ -15,6 +15,7 @@ from ._torch import TensorChunkSpec, tree_flatten, tree_unflatten
 from .batch import Batch
 from .environment import autocast_state, device_of, schedule_for
 from .layers import Classes, layers_of
+from .loss import on_all_ranks
 from .parts import Parts
 from .sequential_cut import Names, SequentialCut, skeleton_of
 from .sizes import Costs, Partition
@@ -161,9 +162,11 @@ class PipelineModel:
         self._build(read)
         runtime = self._runtime(read, "loss", loss_alone=self._loss is None)
         losses: list[Tensor] = []
-        runtime.step(**_tensors(read), losses=losses, return_outputs=False)
+        runtime.step(**read.uncut, losses=losses, return_outputs=False)
         loss = torch.stack([each.reshape(()) for each in losses]).mean() if losses else None
-        return self._shared(loss) if self._everywhere else loss
+        if self._everywhere:
+            loss = on_all_ranks(loss, self._group, self.schedule.rank_of(self.schedule.stages - 1), self.parameters())
+        return loss
 
     def run_eval(self, **batch: Any) -> Any:
         """Run forwards only, without gradients: ``model(**batch)``.
@@ -180,7 +183,7 @@ class PipelineModel:
         self._build(read)
         with_loss = self._loss is not None and self._target in batch
         runtime = self._runtime(read, "loss" if with_loss else "outputs", loss_alone=False)
-        returned = runtime.eval(**_tensors(read))
+        returned = runtime.eval(**read.uncut)
         if returned is None:
             return None
         leaves = self._spec.flatten_up_to(returned)  # a constant may have become a list of the microbatches' constants
@@ -189,6 +192,19 @@ class PipelineModel:
             for leaf, scalar in zip(leaves, self._scalars, strict=True)
         ]
         return tree_unflatten(means, self._spec)
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
+    ) -> Tensor:
+        """Clip all ranks' gradients by the norm of the whole model's, and return it. Collective; see `PipelineRuntime`.
+
+        Raises:
+            RuntimeError: no step has run, or ``error_if_nonfinite`` is set and the norm is not finite.
+            ValueError: ``norm_type`` is not above 0.
+        """
+        if not self._runtimes:
+            raise RuntimeError("clip_grad_norm_: there are no gradients, because no step has run: call run_train first")
+        return next(iter(self._runtimes.values())).clip_grad_norm_(max_norm, norm_type, error_if_nonfinite, foreach)
 
     def train(self, mode: bool = True) -> PipelineModel:
         """Set training or evaluation mode for all modules, as ``model.train(mode)`` does."""
@@ -230,7 +246,7 @@ class PipelineModel:
             return
         error: Exception | None = None
         try:
-            names = self._cut.modules(read.inputs, self._microbatches(read)[0])
+            names = self._cut.modules(read.inputs, read.microbatches(self.schedule.microbatches)[0])
             self._parts.build(names, self._cut.model)
         except Exception as caught:
             error = caught
@@ -242,16 +258,13 @@ class PipelineModel:
             if message is not None:
                 raise RuntimeError(f"rank {rank} of the pipeline could not make its part of the model: {message}")
 
-    def _microbatches(self, read: Batch) -> list[Tensors]:
-        return [{**each, **read.shared} for each in read.microbatches(self.schedule.microbatches)]
-
     def _runtime(self, read: Batch, returns: str, *, loss_alone: bool) -> PipelineRuntime:
         """Return the runtime for batches of these shapes: messages through symmetric memory have fixed shapes."""
         what = read.inputs.constants, read.target.constants, self._mode, returns, autocast_state()
         modules = {stage.index: module for stage, module in self._parts.modules()}
         known = {index: runs_of(module) for index, module in modules.items()}
         shapes = []
-        for tensors in self._microbatches(read):
+        for tensors in read.microbatches(self.schedule.microbatches):
             shapes.append(shapes_of(tensors))
             if any((what, shapes[-1]) not in runs.functions for runs in known.values()):
                 finish = self._finish(read, returns)
@@ -285,16 +298,3 @@ class PipelineModel:
             return result
 
         return finish
-
-    def _shared(self, loss: Tensor | None) -> Tensor:
-        source = self.schedule.rank_of(self.schedule.stages - 1)
-        device = next((parameter.device for parameter in self.parameters()), None)  # one that the group can send from
-        dtypes = torch.float64, torch.float32, torch.bfloat16, torch.float16
-        numbers = [0.0, 0.0] if loss is None else [loss.item(), dtypes.index(loss.dtype)]
-        said = torch.tensor(numbers, dtype=torch.float64, device=device)
-        dist.broadcast(said, group=self._group, group_src=source)
-        return said[0].to(dtypes[int(said[1])])
-
-
-def _tensors(read: Batch) -> dict[str, Any]:
-    return {name: tensor for name, (tensor, _) in read.cut.items()}

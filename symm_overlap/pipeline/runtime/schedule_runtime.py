@@ -11,11 +11,10 @@ from torch import Tensor
 
 from ...runtime import backend_of
 from ...settings import current
-from ..action import BACKWARDS, COMMUNICATION, FORWARD, WHOLE_STAGE, Action
-from ..generators import generate
-from ..lowering import add_send_recv, defer_receives, lower
+from ..action import BACKWARDS
 from ..schedule import Schedule
-from ..verify import verify
+from .clip import clip_together
+from .complete import complete, forwards
 from .microbatches import Chunks
 from .record import Record
 from .stage import Stage
@@ -89,7 +88,7 @@ class PipelineRuntime:
         for stage in mine:
             if not isinstance(stage, Stage):
                 raise TypeError(f"a stage is a {type(stage).__name__}: wrap the module in Stage(module, index)")
-        self.schedule = _complete(schedule, world, len(mine), microbatches)
+        self.schedule = complete(schedule, world, len(mine), microbatches)
         _require_stages(self.schedule, rank, [stage.index for stage in mine])
         if loss is not None and self.schedule.kinds.isdisjoint(BACKWARDS):
             raise ValueError("there is a loss, but the schedule has no backwards: it would train nothing")
@@ -98,9 +97,8 @@ class PipelineRuntime:
         self._loss = loss
         self._scale = 1 / self.schedule.microbatches if scale_gradients else 1.0
         self._chunks = Chunks(self.schedule.microbatches, chunk_args, chunk_kwargs, merge_output)
-        self._step_runner = StepRunner(
-            found, self._device, TiedParameters(self.schedule, self._stages, tied, rank), transport
-        )
+        self._group, self._tied = found, TiedParameters(self.schedule, self._stages, tied, rank)
+        self._step_runner = StepRunner(found, self._device, self._tied, transport)
         self._modes: dict[bool, Mode] = {}
         self._have_memory = False  # True once no parameter is on "meta"
         self._has_last = any(self.schedule.next_stage(index) is None for index in self._stages)
@@ -145,6 +143,38 @@ class PipelineRuntime:
     ) -> Any:
         """Run forwards alone, without gradients. If there is a target, the losses are computed. See `step`."""
         return self._run(False, args, kwargs, target, losses, return_outputs)
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
+    ) -> Tensor:
+        """Clip the gradients of all ranks by the norm of all of them.
+
+        Collective over the pipeline's group. With the stages as one model, this is equivalent to::
+
+            torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type, error_if_nonfinite, foreach)
+
+        A tied parameter counts once. A gradient that is a DTensor, such as FSDP's, counts whole. Parts that are shared
+        in another way, by tensors that are not DTensors, count as they are.
+
+        Args:
+            max_norm: the largest norm that is left as it is. Larger gradients are scaled down to it, in place.
+            norm_type: the p of the p-norm, above 0, or ``"inf"``.
+            error_if_nonfinite: whether a norm that is infinite or NaN is an error.
+            foreach: see torch's function.
+
+        Returns:
+            The norm before clipping, in float64 and without dimensions, equal on all ranks.
+
+        Raises:
+            ValueError: ``norm_type`` is not above 0.
+            RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is set.
+        """
+        own = {id(each): each for stage in self._stages.values() for each in stage.module.parameters()}
+        elsewhere = self._tied.counted_elsewhere()
+        counted = [each for key, each in own.items() if key not in elsewhere]
+        return clip_together(
+            list(own.values()), counted, max_norm, norm_type, error_if_nonfinite, foreach, self._group, self._device
+        )
 
     def _run(
         self,
@@ -197,48 +227,9 @@ class PipelineRuntime:
     def _mode(self, backward: bool) -> Mode:
         """Return what all steps with a backward, or all without, have in common. It is created at the first of them."""
         if backward not in self._modes:
-            schedule = self.schedule if backward else _forwards(self.schedule)
+            schedule = self.schedule if backward else forwards(self.schedule)
             self._modes[backward] = self._step_runner.mode_of(schedule, backward)
         return self._modes[backward]
-
-
-def _complete(schedule: Schedule | str, ranks: int, stages: int, microbatches: int | None) -> Schedule:
-    """Return the schedule to run, with its messages.
-
-    Raises:
-        ValueError: `verify` finds a problem, or the schedule is for other numbers of ranks or microbatches.
-    """
-    if isinstance(schedule, str):
-        count = 2 * ranks if microbatches is None else microbatches
-        schedule = generate(schedule, ranks=ranks, microbatches=count, stages_per_rank=stages)
-    elif not isinstance(schedule, Schedule):
-        raise TypeError(f"schedule is a {type(schedule).__name__}: it must be a Schedule, or the name of a generator")
-    elif microbatches not in (None, schedule.microbatches):
-        raise ValueError(f"microbatches is {microbatches}, and the schedule has {schedule.microbatches}")
-    if schedule.ranks != ranks:
-        raise ValueError(f"the schedule is for {schedule.ranks} ranks, and the group has {ranks}")
-    kinds = schedule.kinds
-    if kinds.isdisjoint(COMMUNICATION):
-        gathers = not kinds.isdisjoint(WHOLE_STAGE)
-        schedule = defer_receives(add_send_recv(schedule), "queued") if gathers else _lowered(schedule)
-    report = verify(schedule, transport="queued")
-    if not report.ok:
-        raise ValueError(f"the schedule does not hold: {report}")
-    return schedule
-
-
-def _lowered(schedule: Schedule) -> Schedule:
-    """Return the schedule with messages. Receives are as late as "queued" allows, since a waiting rank is idle."""
-    return lower(schedule, deferred=True, transport="queued")
-
-
-def _forwards(schedule: Schedule) -> Schedule:
-    """Return the schedule of the forwards alone, in their order, with the messages and the gathers that they need."""
-    rows: list[list[Action | None]] = []
-    for row in schedule.rows:
-        leaves = [leaf for action in row if action for leaf in action.leaves]
-        rows.append([leaf for leaf in leaves if leaf.kind == FORWARD])
-    return _lowered(schedule.with_rows(rows))
 
 
 def _require_stages(schedule: Schedule, rank: int, found: list[int]) -> None:

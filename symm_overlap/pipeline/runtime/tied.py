@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -22,23 +21,9 @@ from ..schedule import Schedule
 from .c10d_transport import C10dTransport, exchanged_with
 from .message import described
 from .stage import Stage
+from .ties import Copies, numbered, ties_of_rank
 
 _CHANNELS_FROM = 1 << 10  # the channels below are for messages between stages
-_MOST_PARAMETERS = 1 << 14  # the most parameters that a stage may have
-
-
-class _Tie(NamedTuple):
-    """One tied parameter.
-
-    Attributes:
-        ranks: the ranks that have a copy, in ascending order.
-        owner: the rank of the lowest stage that has a copy.
-        mine: the copies on this rank, each once, lowest stage first.
-    """
-
-    ranks: tuple[int, ...]
-    owner: int
-    mine: tuple[nn.Parameter, ...]
 
 
 class TiedParameters:
@@ -64,13 +49,11 @@ class TiedParameters:
         self,
         schedule: Schedule,
         stages: Mapping[int, Stage],
-        tied: Sequence[Sequence[tuple[int, str]]],
+        tied: Sequence[Copies],
         rank: int,
     ) -> None:
-        united = _united(schedule, tied)
-        numbered = {**dict(enumerate(united)), **_replicas(schedule, stages, united)}
         self.rank = rank
-        self._find = partial(_found, schedule, stages, numbered, rank)
+        self._find = partial(ties_of_rank, schedule, stages, numbered(schedule, stages, tied), rank)
         self._ties = self._find()
         self._equal = False
         self.named = [[[stage, name] for stage, name in copies] for copies in tied]
@@ -146,22 +129,30 @@ class TiedParameters:
 
     def _sum(self, transport: C10dTransport | None) -> None:
         """Give every copy the sum of the gradients of all copies, or None if no copy has a gradient."""
-        found = {index: {self.rank: _sum([_gradient(copy) for copy in tie.mine])} for index, tie in self._ties.items()}
+        sums = {index: {self.rank: _sum([_gradient(copy) for copy in tie.mine])} for index, tie in self._ties.items()}
         for step in self.reduce:
             assert transport is not None
             index = _index(step)
             if step.kind == SEND_B:
-                mine = [each for each in [found[index][self.rank]] if each is not None]
+                mine = [each for each in [sums[index][self.rank]] if each is not None]
                 transport.send(step, described(mine), mine)
                 continue
             gradients = transport.receive(step)[1]
             for gradient in gradients:
                 _require_shape(step, self._copies(step)[0], gradient)
-            found[index][step.peer] = gradients[0] if gradients else None
+            sums[index][step.peer] = gradients[0] if gradients else None
         for index, tie in self._ties.items():
-            total = _sum([found[index][rank] for rank in tie.ranks])
+            total = _sum([sums[index][rank] for rank in tie.ranks])
             for copy in tie.mine:
                 copy.grad = None if total is None else _like(copy, total.clone())
+
+    def counted_elsewhere(self) -> set[int]:
+        """Return the ids of the copies that a norm of all parameters must leave out here, because it has counted the
+        lowest stage's copy.
+        """
+        return {
+            id(copy) for tie in self._find().values() for copy in (tie.mine[1:] if tie.owner == self.rank else tie.mine)
+        }
 
     def _copies(self, step: Step) -> tuple[nn.Parameter, ...]:
         return self._ties[_index(step)].mine
@@ -170,86 +161,6 @@ class TiedParameters:
 def _index(step: Step) -> int:
     assert step.channel is not None
     return step.channel - _CHANNELS_FROM
-
-
-def _found(
-    schedule: Schedule, stages: Mapping[int, Stage], numbered: Mapping[int, Sequence[tuple[int, str]]], rank: int
-) -> dict[int, _Tie]:
-    """Return the tied parameters of which this rank has copies, by their numbers."""
-    ties = {index: _tie(schedule, stages, copies, rank) for index, copies in numbered.items()}
-    mine = {index: tie for index, tie in ties.items() if rank in tie.ranks}
-    known: dict[int, int] = {}
-    for index, tie in mine.items():
-        for copy in tie.mine:
-            if (other := known.setdefault(id(copy), index)) != index:
-                raise ValueError(
-                    f"tied parameters {list(numbered[other])} and {list(numbered[index])} share a parameter on rank "
-                    f"{rank}, under two names: put all copies of it into one list"
-                )
-    return mine
-
-
-def _united(schedule: Schedule, tied: Sequence[Sequence[tuple[int, str]]]) -> list[list[tuple[int, str]]]:
-    """Return the lists of tied parameters. Lists that share a copy are united, and so are those of the replicas.
-
-    If there are two pipelines, a parameter has a copy in the other one, which is equal to it too. Every rank gets the
-    same lists in the same order.
-    """
-    each = schedule.stages // schedule.pipelines
-    united: list[set[tuple[int, str]]] = []
-    for copies in tied:
-        for stage, _ in copies:
-            if not 0 <= stage < schedule.stages:
-                raise ValueError(f"tied parameters name stage {stage}, and there are stages 0 to {schedule.stages - 1}")
-        found = {(copy, name) for stage, name in copies for copy in range(stage % each, schedule.stages, each)}
-        for other in [other for other in united if other & found]:
-            united.remove(other)
-            found |= other
-        if found:
-            united.append(found)
-    return [sorted(found) for found in united]
-
-
-def _tie(schedule: Schedule, stages: Mapping[int, Stage], copies: Sequence[tuple[int, str]], rank: int) -> _Tie:
-    placed = sorted((stage, schedule.rank_of(stage), name) for stage, name in copies)
-    mine: dict[int, nn.Parameter] = {}
-    for stage, owner, name in placed:
-        if owner == rank:
-            found = dict(stages[stage].module.named_parameters(remove_duplicate=False)).get(name)
-            if found is None:
-                raise ValueError(f"tied parameters name {name!r} of stage {stage}, which has no such parameter")
-            mine[id(found)] = found
-    shapes = {tuple(copy.shape) for copy in mine.values()}
-    if len(shapes) > 1:
-        raise ValueError(f"tied parameters {list(copies)} have shapes {sorted(shapes)}: these must be equal")
-    ranks = tuple(sorted({owner for _, owner, _ in placed}))
-    return _Tie(ranks, placed[0][1], tuple(mine.values()))
-
-
-def _replicas(
-    schedule: Schedule, stages: Mapping[int, Stage], united: Sequence[Sequence[tuple[int, str]]]
-) -> dict[int, Sequence[tuple[int, str]]]:
-    """Return the ties of the replicas: if there are two pipelines, every parameter has a copy in the other one.
-
-    A rank only knows the parameters of its own stages. So each stage of a pipeline has a fixed range of numbers, after
-    those of the lists in ``united``, whose parameters are left out. A parameter and its copy get the same number,
-    although they are on different ranks.
-    """
-    found: dict[int, Sequence[tuple[int, str]]] = {}
-    start, taken = len(united), {copy for copies in united for copy in copies}
-    each = schedule.stages // schedule.pipelines
-    for stage in range(each) if schedule.pipelines > 1 else ():
-        copies = range(stage, schedule.stages, each)
-        names = next((_names(stages[copy]) for copy in copies if copy in stages), [])
-        for number, name in enumerate(names):
-            if (stage, name) in taken:
-                continue
-            found[start + stage * _MOST_PARAMETERS + number] = [(copy, name) for copy in copies]
-    return found
-
-
-def _names(stage: Stage) -> list[str]:
-    return [name for name, _ in stage.module.named_parameters()]
 
 
 def _local(tensor: Tensor) -> Tensor:

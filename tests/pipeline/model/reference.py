@@ -38,7 +38,7 @@ def same_gradients(pipe: PipelineModel, whole: nn.Module) -> None:
 def trains_like_the_whole(
     me: Rank, name: str, layers: int, schedule: str, count: int, more: dict[str, Any]
 ) -> list[str]:
-    """Train two steps without zeroing gradients, evaluate, and train one more. Return the names in the state dict."""
+    """Train two steps without zeroing gradients, evaluate, train one more, clip, and return the state dict's names."""
     model, batch, options = make(name, layers)
     whole = copy.deepcopy(model)
     options |= more
@@ -53,6 +53,9 @@ def trains_like_the_whole(
     check_eval(pipe, whole, batch, options, count)
     pipe.run_train(**batch)
     whole_step(whole, batch, options, count)
+    same_gradients(pipe, whole)
+    norm = pipe.clip_grad_norm_(0.01)
+    torch.testing.assert_close(norm, nn.utils.clip_grad_norm_(whole.parameters(), 0.01), rtol=1e-6, atol=0.0)
     same_gradients(pipe, whole)
     return list(pipe.state_dict())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
@@ -27,3 +29,13 @@ def test_a_dimension_for_an_entry_that_is_not_there_is_refused() -> None:
         Batch.of(BATCH, "target", {"weigths": None}, 2)
     Batch.of({"x": BATCH["x"]}, "target", {"target": 0}, 2)
     Batch.of({"x": BATCH["x"], "mask": None}, "target", {"mask": 1}, 2)
+
+
+def test_microbatches_of_different_sizes_are_a_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Batch.of({"x": BATCH["x"]}, None, {}, 4)
+        with pytest.raises(
+            UserWarning, match=r"\['x'\] of the batch has 8 samples, which 3 .*: some have 3 and some 2\."
+        ):
+            Batch.of({"x": BATCH["x"]}, None, {}, 3)

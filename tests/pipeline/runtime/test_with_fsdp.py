@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
@@ -50,6 +51,7 @@ def trains(me: Rank, name: str, transport: str, nested: bool) -> None:
         transport=transport,
     )
     whole = [[two_layers(stage) for stage in range(schedule.stages)] for _ in replicas]
+    of_whole: list[Tensor] = []
     for step in range(3):
         each = [
             reference(whole[r], *batch(4, 10 * step + r), 4)[2] for r in range(2)
@@ -60,6 +62,14 @@ def trains(me: Rank, name: str, transport: str, nested: bool) -> None:
             wanted = {n: (each[0][stage][n] + each[1][stage][n]) / 2 for n in each[0][stage]}  # type: ignore[operator]
             found = {n: None if g is None else g.full_tensor() for n, g in gradients(module).items()}  # type: ignore[attr-defined]
             assert_gradients(found, wanted)
+    for stage in range(schedule.stages):
+        of_whole += [(a + b) / 2 for a, b in zip(each[0][stage].values(), each[1][stage].values(), strict=True)]  # type: ignore[operator]
+    before = {stage: gradients(module) for stage, module in mine.items()}
+    norm = runtime.clip_grad_norm_(0.25)
+    torch.testing.assert_close(norm, nn.utils.get_total_norm(of_whole), rtol=1e-11, atol=0.0)
+    for stage, module in mine.items():
+        for name, gradient in gradients(module).items():
+            torch.testing.assert_close(gradient, before[stage][name] * (0.25 / (norm + 1e-6)), rtol=1e-11, atol=0.0)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(

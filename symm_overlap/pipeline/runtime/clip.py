@@ -1,0 +1,64 @@
+"""Clip the gradients of a whole pipeline: each rank has only its own, and the norm is that of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+
+@torch.no_grad()
+def clip_together(
+    parameters: Sequence[nn.Parameter],
+    counted: Sequence[nn.Parameter],
+    max_norm: float,
+    norm_type: float,
+    error_if_nonfinite: bool,
+    foreach: bool | None,
+    group: dist.ProcessGroup,
+    device: torch.device,
+) -> Tensor:
+    """Scale the gradients of all ranks of a pipeline by one factor. See `PipelineRuntime.clip_grad_norm_`.
+
+    Args:
+        parameters: those of this rank.
+        counted: those of them that count in the norm: a tied parameter counts on one rank.
+        group: the ranks of the pipeline.
+        device: a device that the group can send from.
+    """
+    norm_type = float(norm_type)
+    if not norm_type > 0:
+        raise ValueError(f"clip_grad_norm_: norm_type is {norm_type}: it must be above 0, or 'inf'")
+    norms = [_norm(gradients, norm_type, foreach).to(device, torch.float64) for gradients in _alike(counted)]
+    own = torch.stack([torch.zeros((), dtype=torch.float64, device=device), *norms])
+    # Every rank computes with the norms of all, in their order, so that all get the same bits.
+    every = [torch.zeros_like(own[0]) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(every, torch.linalg.vector_norm(own, norm_type), group=group)
+    total: Tensor = torch.linalg.vector_norm(torch.stack(every), norm_type)
+    if error_if_nonfinite and not total.isfinite():
+        raise RuntimeError(
+            f"clip_grad_norm_: the norm of the gradients of all ranks is {total.item()}, so that they cannot be "
+            "clipped; error_if_nonfinite=False scales them by it anyway"
+        )
+    clip_grads_with_norm_(parameters, max_norm, total, foreach)
+    return total
+
+
+def _alike(parameters: Sequence[nn.Parameter]) -> list[list[Tensor]]:
+    """Return the gradients in lists of equal sharding: torch computes no norm of DTensors of several meshes."""
+    lists: dict[object, list[Tensor]] = {}
+    for parameter in parameters:
+        if (grad := parameter.grad) is not None:
+            sharding = (grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else grad.device
+            lists.setdefault(sharding, []).append(grad)
+    return list(lists.values())
+
+
+def _norm(gradients: Sequence[Tensor], norm_type: float, foreach: bool | None) -> Tensor:
+    norm = get_total_norm(gradients, norm_type, foreach=foreach)
+    whole: Tensor = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return whole
