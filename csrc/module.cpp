@@ -30,10 +30,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   cpu::register_cpu_allocator();
   cpu::onednn_is_quicker();  // tests oneDNN now, while no dispatch mode of torch can interfere
 
-  m.def("plain_tensors_without_grad", &cpu::plain_tensors_without_grad);
-  m.def("dispatches_to_kernel_only", &cpu::dispatches_to_kernel_only);
   m.def("argument_key", &cpu::argument_key);
   m.def("call_key", &cpu::call_key);
+  m.def("kernel_key", &cpu::kernel_key);
   m.def("layout_key", &cpu::layout_key);
   m.def("profiled", &at::hasCallbacks);
   m.def("shm_dir", &cpu::shm_dir);

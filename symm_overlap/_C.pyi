@@ -9,17 +9,14 @@ with_cuda: bool
 large_output_bytes: int
 max_partials: int  # with CUDA only
 
-def plain_tensors_without_grad(arguments: Sequence[Any], /) -> bool:
-    """True if no tensor among the arguments, or in lists among them, is of a subclass or requires a gradient."""
-
-def dispatches_to_kernel_only(arguments: Sequence[Any], /) -> bool:
-    """True if torch's dispatcher would only call the op's kernel. See csrc/cpu/arguments.h."""
-
 def argument_key(arguments: Sequence[Any], /) -> bytes:
     """Return equal bytes for arguments that are alike. See csrc/cpu/arguments.h."""
 
 def call_key(arguments: Sequence[Any], /) -> bytes:
     """Return equal bytes for calls that can be carried out in the same way. See csrc/cpu/arguments.h."""
+
+def kernel_key(arguments: Sequence[Any], /) -> bytes | None:
+    """Return the call key if torch would only call the op's kernel, else None. See csrc/cpu/arguments.h."""
 
 def layout_key(tensors: Sequence[Tensor | None], /) -> bytes:
     """Return equal bytes for lists with the same dtypes, sizes, strides and alignments. See csrc/cpu/arguments.h."""

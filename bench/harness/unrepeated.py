@@ -17,5 +17,5 @@ def unrepeated() -> Iterator[None]:
         yield
 
 
-def _usually(op: Repeatable, peers: Peers, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _usually(op: Repeatable, peers: Peers, args: Sequence[Any], kwargs: Mapping[str, Any], kind: bytes) -> Any:
     return op.eager(peers, *args, **kwargs)

@@ -3,9 +3,12 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/record_function.h>
 #include <c10/core/DispatchKeySet.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/Dtype.h>
+#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
@@ -94,7 +97,8 @@ void append(std::string& key, PyObject* argument, std::vector<PyObject*>* seen =
   }
 }
 
-// Adds the dispatch keys of all tensors among the arguments to `keys`. Returns false if a tensor is of a subclass.
+// Adds the dispatch keys of all tensors among the arguments to `keys`. Returns false if a tensor is of a subclass, has
+// a tangent, or requires a gradient where gradients are enabled.
 bool collect(c10::DispatchKeySet& keys, PyObject* object) {
   if (is_sequence(object)) {
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(object); ++i) {
@@ -108,42 +112,34 @@ bool collect(c10::DispatchKeySet& keys, PyObject* object) {
     if (!THPVariable_CheckExact(object)) {
       return false;
     }
-    keys = keys | THPVariable_Unpack(object).key_set();
+    const at::Tensor& tensor = THPVariable_Unpack(object);
+    if ((tensor.requires_grad() && c10::GradMode::is_enabled()) || torch::autograd::isFwGradDefined(tensor)) {
+      return false;
+    }
+    keys = keys | tensor.key_set();
   }
   return true;
 }
 
-}  // namespace
-
-bool plain_tensors_without_grad(pybind11::handle arguments) {
-  PyObject* const object = arguments.ptr();
-  if (is_sequence(object)) {
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(object); ++i) {
-      if (!plain_tensors_without_grad(PySequence_Fast_GET_ITEM(object, i))) {
-        return false;
-      }
-    }
-    return true;
-  }
-  return !THPVariable_Check(object) || (THPVariable_CheckExact(object) && !THPVariable_Unpack(object).requires_grad());
-}
-
-bool dispatches_to_kernel_only(pybind11::handle arguments) {
+bool dispatches_to_kernel_only(PyObject* arguments) {
   if (at::hasCallbacks() || at::impl::PythonTorchFunctionTLS::stack_len() > 0) {
     return false;
   }
   c10::DispatchKeySet keys;
-  if (!collect(keys, arguments.ptr())) {
+  if (!collect(keys, arguments)) {
     return false;
   }
   const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
-  // Every thread includes these two keys. Ops that are defined in Python and write to no argument have no kernel for
-  // them, so they are ignored.
-  const c10::DispatchKeySet passed({c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::BackendSelect});
+  // No gradient can be requested later. Every thread includes the key BackendSelect, for which ops that are defined in
+  // Python have no kernel.
+  const c10::DispatchKeySet passed =
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(c10::DispatchKey::BackendSelect);
   const c10::DispatchKeySet asked = (keys | local.included_) - local.excluded_ - passed;
   const c10::DispatchKey first = asked.highestPriorityTypeId();
   return first == c10::DispatchKey::CPU || first == c10::DispatchKey::CUDA;
 }
+
+}  // namespace
 
 pybind11::bytes argument_key(pybind11::handle arguments) {
   std::string key;
@@ -155,10 +151,22 @@ pybind11::bytes argument_key(pybind11::handle arguments) {
 pybind11::bytes call_key(pybind11::handle arguments) {
   std::string key;
   key.reserve(512);
+  key += c10::InferenceMode::is_enabled() ? 'I' : '-';
   std::vector<PyObject*> seen;
   seen.reserve(8);
   append(key, arguments.ptr(), &seen);
   return pybind11::bytes(key);
+}
+
+std::optional<pybind11::bytes> kernel_key(pybind11::handle arguments) {
+  if (!dispatches_to_kernel_only(arguments.ptr())) {
+    return std::nullopt;
+  }
+  try {
+    return call_key(arguments);
+  } catch (const c10::TypeError&) {  // an argument that only the dispatcher can handle
+    return std::nullopt;
+  }
 }
 
 pybind11::bytes layout_key(const std::vector<std::optional<at::Tensor>>& tensors) {

@@ -64,10 +64,13 @@ def call_op(op: Any, *args: Any, **kwargs: Any) -> Any:
     The autograd layer is skipped if no gradient can be requested later, which saves a tenth of the time of a small
     call. The dispatcher is skipped if it would only call the kernel, which saves a fifth.
     """
-    if torch.compiler.is_compiling() or transforms_active() or _requires_grad(op, args):
+    if torch.compiler.is_compiling():
+        return op(*args, **kwargs)
+    key = _C.kernel_key((args, *kwargs.items()) if kwargs else args)
+    if key is None and (transforms_active() or _requires_grad(op, args)):
         return op(*args, **kwargs)
     with below_autograd():
-        return direct_call.call(op, args, kwargs)
+        return op(*args, **kwargs) if key is None else direct_call.call(op, key, args, kwargs)
 
 
 def _requires_grad(op: Any, args: Sequence[Any]) -> bool:
@@ -76,8 +79,6 @@ def _requires_grad(op: Any, args: Sequence[Any]) -> bool:
     Raises:
         TypeError, NotImplementedError: a tensor is of a kind that the op does not accept.
     """
-    if _C.plain_tensors_without_grad(args) and not in_forward_mode():
-        return False
     return _any_requires_grad(op, args) and torch.is_grad_enabled()
 
 

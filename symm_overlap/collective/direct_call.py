@@ -1,10 +1,8 @@
 """Call an op's kernel directly, without torch's dispatcher, which accounts for a fifth of the time of a small call.
 
-A call is made directly only if the dispatcher would do nothing except call that kernel. A call of the same kind must
-also have passed through the dispatcher before, unchanged, with every argument of exactly the type in the schema. Then
-the dispatcher would neither reject this call nor convert an argument, for example a tensor to a number. The dispatcher
-is not consulted again. If somebody later overrides an op's kernel with `torch.library`, the new kernel is therefore not
-used.
+A call is made directly only if the dispatcher and its autograd layer would do nothing except call that kernel
+(`_C.kernel_key`), with arguments that it passes on unchanged because each is exactly of the type in the schema. So the
+dispatcher is not asked. If somebody overrides an op's kernel with `torch.library`, the new kernel is not used.
 """
 
 from __future__ import annotations
@@ -14,36 +12,32 @@ from typing import Any
 
 import torch
 
-from .. import _C
-
 KERNELS: dict[Any, Callable[..., Any]] = {}
-"""For each overload of an op, the function that carries it out on a device. It has the arguments of the overload."""
+"""For each overload of an op, the function that carries it out on a device. It has the arguments of the overload, and
+``key``: see `call`."""
 
 MOST_KNOWN = 4096
 """How many kinds of calls are remembered. If a program makes more, the cache is cleared."""
 
-_passed: set[tuple[Any, bytes]] = set()  # kinds of calls that the dispatcher has passed on unchanged
+_unchanged: dict[tuple[int, bytes], bool] = {}  # for kinds of calls, whether the dispatcher passes arguments unchanged
 
 
-def call(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Call ``op(*args, **kwargs)``, for a caller that has left the autograd layer. Tensors must be among ``args``."""
-    if not _C.dispatches_to_kernel_only(args):
-        return op(*args, **kwargs)
-    try:
-        key = op, _C.argument_key((args, *kwargs.items()) if kwargs else args)
-    except TypeError:  # arguments that only the dispatcher can handle
-        return op(*args, **kwargs)
-    if key in _passed:
-        return KERNELS[op](*args, **kwargs)
-    result = op(*args, **kwargs)
-    if op in KERNELS and _unchanged(op, args, kwargs):
-        if len(_passed) >= MOST_KNOWN:
-            _passed.clear()
-        _passed.add(key)
-    return result
+def call(op: Any, key: bytes, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Call ``op(*args, **kwargs)``, for a caller that has left the autograd layer.
+
+    Args:
+        key: the `kernel_key` of the arguments.
+    """
+    kind = id(op), key
+    unchanged = _unchanged.get(kind)
+    if unchanged is None:
+        if len(_unchanged) >= MOST_KNOWN:
+            _unchanged.clear()
+        unchanged = _unchanged[kind] = op in KERNELS and _passed_on(op, args, kwargs)
+    return KERNELS[op](*args, key=key, **kwargs) if unchanged else op(*args, **kwargs)
 
 
-def _unchanged(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def _passed_on(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """True if the dispatcher passes these arguments on unchanged."""
     schema = op._schema.arguments
     named = {argument.name: argument.real_type for argument in schema}

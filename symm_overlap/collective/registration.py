@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .. import _C
 from .._torch import add_to_cache_keys, below_autocast, resolve_group, untracked_views
 from ..runtime import TRAITS, NotCapturedError
 from ..settings import applied, current
@@ -80,7 +81,7 @@ def define(
     library.define(f"{name}.compiled{arguments}{keyword_only}str note) -> {output}", tags=tags)
     op = getattr(torch.ops.symm_overlap, name).default
     at = [argument.name for argument in op._schema.arguments].index("group_name")
-    kernel = _kernel(name, eager, at, Repeatable(eager, gathers, op._schema.arguments) if repeatable else None)
+    kernel = _kernel(name, eager, at, Repeatable(eager, gathers) if repeatable else None)
     KERNELS[op] = KERNELS[getattr(torch.ops.symm_overlap, name).compiled] = kernel
     for device in TRAITS:
         key = device.upper()
@@ -98,7 +99,7 @@ def define(
 
 
 def _kernel(op: str, eager: Callable[..., Any], at: int, repeatable: Repeatable | None) -> Callable[..., Any]:
-    def run(*args: Any, note: str | None = None, **kwargs: Any) -> Any:
+    def run(*args: Any, note: str | None = None, key: bytes | None = None, **kwargs: Any) -> Any:
         if note is not None:
             try:
                 with applied(current().with_defaults(settings_in(note))) if note else nullcontext():
@@ -112,7 +113,7 @@ def _kernel(op: str, eager: Callable[..., Any], at: int, repeatable: Repeatable 
             with untracked_views():
                 given = args[:at] + args[at + 1 :]
                 if repeatable is not None:
-                    return repeatable.call(peers, given, kwargs)
+                    return repeatable.call(peers, given, kwargs, key or _C.call_key((args, *kwargs.items())))
                 return eager(peers, *given, **kwargs)
         except NotCapturedError as error:
             peers.forget()

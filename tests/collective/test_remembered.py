@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch.autograd import forward_ad
 
 import symm_overlap
 from symm_overlap import _C
@@ -104,9 +105,7 @@ def test_no_more_descriptions_are_kept_than_allowed() -> None:
     assert asked == [0, 1, 2, 3, 0]
 
 
-def test_no_sorts_of_tensors_that_autograd_has_to_see_are_plain() -> None:
-    """Tensor subclasses and tensors that require gradients are not plain, so their calls go through autograd."""
-
+def test_tensors_that_autograd_or_a_mode_has_to_see_have_no_kernel_key() -> None:
     class Other(torch.Tensor):
         pass
 
@@ -116,11 +115,16 @@ def test_no_sorts_of_tensors_that_autograd_has_to_see_are_plain() -> None:
         lambda tensor: ("sum", [plain, tensor]),
         lambda tensor: ((tensor,),),
     ):
-        assert _C.plain_tensors_without_grad(arguments_of(plain))
-        assert _C.plain_tensors_without_grad(arguments_of(torch.nn.Parameter(plain, requires_grad=False)))
-        assert not _C.plain_tensors_without_grad(arguments_of(other))
-        assert not _C.plain_tensors_without_grad(arguments_of(needs))
-        assert not _C.plain_tensors_without_grad(arguments_of(torch.nn.Parameter(plain)))
+        for tensor in (plain, torch.nn.Parameter(plain, requires_grad=False)):
+            assert _C.kernel_key(arguments_of(tensor)) is not None
+        assert _C.kernel_key(arguments_of(other)) is None
+        for tensor in (needs, torch.nn.Parameter(plain)):
+            assert _C.kernel_key(arguments_of(tensor)) is None
+            with torch.no_grad():
+                assert _C.kernel_key(arguments_of(tensor)) is not None
+    with forward_ad.dual_level():
+        assert _C.kernel_key(("sum", [forward_ad.make_dual(plain, plain)])) is None
+    assert _C.kernel_key((plain, object())) is None
 
 
 def another_setting_takes_another_route(me: Rank, lane: int) -> None:

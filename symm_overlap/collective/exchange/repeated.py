@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ... import _C
@@ -49,29 +48,23 @@ class Repeatable:
     Args:
         eager: the implementation of the op; see `symm_overlap.collective.registration.define`.
         gathers: whether the first argument is gathered, so that peers may read it in place.
-        arguments: the arguments in the op's schema.
     """
 
-    def __init__(self, eager: Callable[..., Any], gathers: bool, arguments: Sequence[Any]) -> None:
+    def __init__(self, eager: Callable[..., Any], gathers: bool) -> None:
         self.eager, self._gathers = eager, gathers
-        positional = [each for each in arguments if not each.kwarg_only and each.name != "group_name"]
-        # torch's dispatcher leaves out arguments that have their default values.
-        self._defaults = tuple(each.default_value if each.has_default_value() else None for each in positional)
-        self._keywords = {each.name: each.default_value for each in arguments if each.kwarg_only}
 
-    def call(self, peers: Peers, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return ``eager(peers, *args, **kwargs)``, by repeating an earlier call if possible."""
+    def call(self, peers: Peers, args: tuple[Any, ...], kwargs: Mapping[str, Any], kind: bytes) -> Any:
+        """Return ``eager(peers, *args, **kwargs)``, by repeating an earlier call if possible.
+
+        Args:
+            kind: the `call_key` of the arguments.
+        """
         state, settings, eager = peers.state, peers.settings, self.eager
         if state.alone or settings.needs is not None or settings.transforms or settings.comparing or _C.profiled():
             return eager(peers, *args, **kwargs)
-        args += self._defaults[len(args) :]
-        if self._keywords:
-            kwargs = {**self._keywords, **kwargs}
-        # What is gathered may be in symmetric memory in one call, and in other memory in the next. Views that are made
-        # in inference mode cannot be used outside of it.
+        # What is gathered may be in symmetric memory in one call, and in other memory in the next.
         place = place_of(args[0], state) if self._gathers else None
-        kind = _C.call_key((args, *kwargs.items()))
-        key = eager, kind, place, settings.routing, torch.is_inference_mode_enabled()
+        key = eager, kind, place, settings.routing
         cache = state.repeated
         known = cache.get(key)
         if known is _NEVER:
