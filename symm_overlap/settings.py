@@ -11,9 +11,12 @@ from collections.abc import Callable
 from contextlib import ContextDecorator
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
+from datetime import timedelta
 from functools import cache, cached_property
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
+from numbers import Real
 from operator import index as as_int
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,6 +30,8 @@ profilers use it. The results of a program must not depend on it."""
 
 PATHS = ("sequential", "pipelined", "fused", "c10d")
 """The paths that a program may force. `symm_overlap.collective.chooser` explains them."""
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _LONGEST = 1e9  # seconds, 30 years: far from any overflow
 
@@ -112,7 +117,7 @@ def environment() -> Settings:
 
     They are read at the first call of an op. The C++ code reads SYMM_OVERLAP_TIMEOUT itself.
     """
-    compare = os.environ.get("SYMM_OVERLAP_CHECK", "0") not in ("", "0")
+    compare = os.environ.get("SYMM_OVERLAP_CHECK", "0").lower() not in ("", "0", "false", "no", "off")
     return Settings(path=os.environ.get("SYMM_OVERLAP_PATH") or None, compare=compare)
 
 
@@ -140,6 +145,14 @@ class Block(ContextDecorator):
     def __init__(self, name: str, settings_inside: Callable[[Settings], Settings]) -> None:
         """``settings_inside`` returns the settings inside the block, given those outside of it."""
         self._name, self._settings_inside = name, settings_inside
+
+    def __call__(self, function: _Function) -> _Function:
+        if isgeneratorfunction(function) or iscoroutinefunction(function) or isasyncgenfunction(function):
+            raise TypeError(
+                f"symm_overlap.{self._name} cannot decorate {function.__qualname__}, because its body runs later than "
+                "the call: put the block into the body"
+            )
+        return super().__call__(function)
 
     def __enter__(self) -> None:
         if torch.compiler.is_compiling():
@@ -198,18 +211,19 @@ def force_path(
     """
     if path is not None and path not in PATHS:
         raise ValueError(f"force_path({path!r}): allowed are {', '.join(PATHS)}")
-    if chunks is not None and as_int(chunks) < 1:
+    chunks, streams, span = (None if each is None else as_int(each) for each in (chunks, streams, span))
+    if chunks is not None and chunks < 1:
         raise ValueError(f"force_path: chunks is {chunks}; allowed are 1 and more")
     if streams not in (None, 1, 2):
         raise ValueError(f"force_path: streams is {streams}; allowed are 1 and 2")
-    if span is not None and as_int(span) < 1:
+    if span is not None and span < 1:
         raise ValueError(f"force_path: span is {span}; allowed are 1 and more")
     if (span or 1) > 1 and (chunks or 1) > 1:
         raise ValueError(f"force_path: chunks is {chunks} and span is {span}; only one of them may be more than 1")
     return _changed("force_path", path=path, chunks=chunks, streams=streams, span=span)
 
 
-def timeout(seconds: float) -> Block:
+def timeout(seconds: float | timedelta) -> Block:
     """Set the deadline of every wait for a peer inside the block.
 
     A wait that exceeds its deadline raises `torch.distributed.DistBackendError`. The error names the op, group, rank,
@@ -217,16 +231,21 @@ def timeout(seconds: float) -> Block:
     by default 300.
 
     Args:
-        seconds: the deadline of one wait, in seconds; above 0 and up to a billion.
+        seconds: the deadline of one wait, in seconds or as a timedelta; above 0 and up to a billion seconds.
 
     Raises:
         ValueError: ``seconds`` is not in that range.
+        TypeError: ``seconds`` is neither a number nor a timedelta.
         RuntimeError: the block is inside a function that is being compiled. Put it around the call of that function.
             Without ``fullgraph=True``, the compiler ends its graph there, and runs the block as it is.
     """
-    if isinstance(seconds, str) or not 0 < seconds <= _LONGEST:
-        raise ValueError(f"timeout({seconds!r}): a deadline is a number of seconds above 0 and up to {_LONGEST:.0f}")
-    return _changed("timeout", timeout=float(seconds))
+    given = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
+    wrong = f"timeout({seconds!r}): a deadline is a number of seconds above 0 and up to {_LONGEST:.0f}, or a timedelta"
+    if not isinstance(given, Real):
+        raise TypeError(wrong)
+    if not 0 < given <= _LONGEST:
+        raise ValueError(wrong)
+    return _changed("timeout", timeout=float(given))
 
 
 def lane(index: int) -> Block:

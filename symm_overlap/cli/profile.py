@@ -29,6 +29,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Run the command. Return 0 for success, 2 for files that are not traces."""
     require_distinct(html=args.html, json=args.json)
+    for trace in args.traces:
+        require_distinct(trace=trace, html=args.html, json=args.json)
     recordings: list[Recording] = []
     for path in args.traces:
         found = read(path)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from .. import _C
+from .._torch import resolve_group
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 REDUCE_OPS = ("sum", "avg")
@@ -73,13 +74,18 @@ def group_name(group: Group) -> str:
 
     Raises:
         TypeError: ``group`` is none of these.
-        ValueError: a DeviceMesh of several dimensions came without a dimension, or it has no such dimension; or
-            ``group`` is the value that ``torch.distributed.new_group`` returns on a rank outside of the group.
+        ValueError: a DeviceMesh of several dimensions came without a dimension, or it has no such dimension;
+            ``group`` was destroyed; or it is the value that ``torch.distributed.new_group`` returns on a rank outside
+            of the group.
     """
     if isinstance(group, str):
         return group
     if isinstance(group, dist.ProcessGroup):
-        return str(group.group_name)
+        name = str(group.group_name)
+        # A group that was created after this one was destroyed may have the same name.
+        if not torch.compiler.is_compiling() and resolve_group(name) is not group:
+            raise ValueError(f"group is a process group that was destroyed; another one is named {name!r} now")
+        return name
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
             raise ValueError(f"group is a DeviceMesh of {group.ndim} dimensions: pass one of them with it, (mesh, dim)")
@@ -95,6 +101,8 @@ def group_name(group: Group) -> str:
             "this rank is not in the group: torch.distributed.new_group returned NON_GROUP_MEMBER here; make the call "
             "only on ranks of the group"
         )
+    if group is None:
+        raise TypeError("group is None: before torch.distributed.init_process_group, there are no process groups")
     raise TypeError(
         f"group must be a ProcessGroup, its name, a DeviceMesh or (DeviceMesh, dim), not {type(group).__name__}"
     )
@@ -103,10 +111,8 @@ def group_name(group: Group) -> str:
 def dimension(name: str, dim: int, tensor: TensorLike) -> int:
     """Return ``dim`` as a number from 0 on. Raises ValueError if the tensor has no such dimension."""
     if not -tensor.dim() <= dim < tensor.dim():
-        raise ValueError(
-            f"{name} is {dim}, but the tensor of shape {_shape(tensor)} "
-            f"has dimensions {-tensor.dim()} to {tensor.dim() - 1}"
-        )
+        has = f"dimensions {-tensor.dim()} to {tensor.dim() - 1}" if tensor.dim() else "no dimensions"
+        raise ValueError(f"{name} is {dim}, but the tensor of shape {_shape(tensor)} has {has}")
     return dim % tensor.dim()
 
 

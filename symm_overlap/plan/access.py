@@ -5,7 +5,8 @@ each write also with the reads since that write. This is enough: if all these pa
 ordered too, through the writes between them.
 
 The memory of a rank's caller belongs to the call only from that rank's fork to its join. `outside_call` checks that no
-peer touches it before or after.
+peer touches it before or after. `wrong_writes` checks that inputs stay as they are, and that whatever is written to an
+output is part of what the join hands over.
 
 Buffers of the workspace are checked twice. Within a call they are checked like any other buffer. Each call lays out its
 half of the workspace anew, so any unit of one call may be stored where any unit of an earlier call was. Between calls,
@@ -19,8 +20,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from .kinds import kind
-from .order import Order, Problem
-from .plan import Life
+from .order import At, Order, Problem
+from .plan import Life, Plan
 from .step import Region
 
 _ALL_CALLS = -1  # in place of a call's index, for memory that is the same in every call
@@ -109,6 +110,28 @@ def outside_call(order: Order) -> Iterator[Problem]:
                 if join in ran and not order.before(number, join):
                     text = f"{region} belongs to the caller, who may overwrite or free it after this join"
                     yield Problem("after the call", (at, order.where[join]), text)
+
+
+def wrong_writes(call: int, plans: Sequence[Plan]) -> Iterator[Problem]:
+    """Yield writes to inputs, and writes to outputs beyond what their rank's join reads."""
+    handed_over = {
+        (region.buffer, region.rank, unit)
+        for plan in plans
+        for region in plan.steps[-1].reads
+        for unit in range(region.start, region.stop)
+    }
+    for plan in plans:
+        for index, step in enumerate(plan.steps[1:], 1):  # what the fork writes is what the caller has written
+            for region in step.writes:
+                life, at = plan.buffers[region.buffer], At(call, plan.rank, index, step)
+                if life is Life.INPUT:
+                    yield Problem("write to an input", (at,), f"{region} belongs to the caller, who wants it unchanged")
+                elif life is Life.OUTPUT:
+                    units = range(region.start, region.stop)
+                    beyond = [unit for unit in units if (region.buffer, region.rank, unit) not in handed_over]
+                    if beyond:
+                        text = f"unit {beyond[0]} of {region} is not part of the output that the join reads"
+                        yield Problem("write beyond an output", (at,), text)
 
 
 _Half = tuple[int, int]

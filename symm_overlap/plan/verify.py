@@ -9,7 +9,7 @@ shows:
 - Any two accesses to the same memory, at least one of them a write, are ordered.
 - A call writes to a half of the workspace only after all accesses of earlier calls to that half.
 - Whatever a step reads was written in the same call, unless the buffer outlives calls. Whatever the join reads was
-  written exactly once.
+  written exactly once. Nothing else is written to outputs, and nothing to inputs.
 - If the calls may be captured in CUDA graphs, no order that a graph may choose is a deadlock (`graph_order`).
 - Peers touch the inputs and outputs of a rank's caller only between the fork and the join of that rank.
 - All steps of a call come after the fork and before the join by this rank's own order, so a call does not leave its
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from .access import bad_accesses, early_reuse, outside_call
+from .access import bad_accesses, early_reuse, outside_call, wrong_writes
 from .graph_order import graph_deadlocks
 from .kinds import find
 from .order import At, Calls, Order, Problem
@@ -85,6 +85,11 @@ def find_problems(calls: Calls, halves: Sequence[int] | None = None, *, graphs: 
     """Yield the problems of ``calls`` one by one, so that a caller may stop at the first; arguments as in `verify`."""
     if halves is not None and len(halves) != len(calls):
         raise ValueError(f"halves names {len(halves)} halves for {len(calls)} calls: give one for each call")
+    worlds = [len(plans) for plans in calls]
+    if not all(worlds) or len(set(worlds)) != 1:
+        text = f"the calls have plans of {worlds} ranks: there must be calls, and all need the same number of ranks"
+        yield Problem("malformed", (), text)
+        return
     malformed = [problem for call, plans in enumerate(calls) for problem in _malformed(call, plans)]
     yield from malformed
     if malformed:
@@ -96,6 +101,7 @@ def find_problems(calls: Calls, halves: Sequence[int] | None = None, *, graphs: 
     yield from outside_call(order)
     yield from early_reuse(order, [call % 2 for call in range(len(calls))] if halves is None else halves)
     for call, plans in enumerate(calls):
+        yield from wrong_writes(call, plans)
         for plan in plans:
             yield from _leaks(call, plan)
     if graphs and not order.stuck:

@@ -28,6 +28,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from types import CodeType, FrameType
 from typing import Any
 
@@ -110,7 +111,10 @@ def watch_call(rank: int, group: dist.ProcessGroup) -> dict[str, dict[str, list[
     with suppress(ImportError):  # an older version
         from symm_overlap.collective.exchange import Repeatable
 
-        Repeatable.call = lambda op, peers, args, kwargs: op.eager(peers, *args, **kwargs)  # type: ignore[method-assign]
+        def usually(op: Repeatable, peers: Any, args: Any, kwargs: Any, *key: bytes) -> Any:
+            return op.eager(peers, *args, **kwargs)
+
+        Repeatable.call = usually  # type: ignore[method-assign]
     for _ in range(3):
         forward().backward(gradient)
     if rank != 0:

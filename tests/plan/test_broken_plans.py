@@ -10,11 +10,11 @@ from .timelines import by_hand
 
 
 def one_rank(*steps):
-    return [[by_hand(0, 1, *steps, x=Life.OUTPUT, y=Life.OUTPUT)]]
+    return [[by_hand(0, 1, *steps, x=Life.CALL, y=Life.CALL)]]
 
 
 def two_ranks(first, second):
-    return [[by_hand(rank, 2, *steps, x=Life.OUTPUT) for rank, steps in enumerate((first, second))]]
+    return [[by_hand(rank, 2, *steps, x=Life.CALL) for rank, steps in enumerate((first, second))]]
 
 
 def kinds_of(calls):

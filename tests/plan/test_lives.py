@@ -25,7 +25,35 @@ def meet(rank, index, label):
 @pytest.mark.parametrize("life", [Life.INPUT, Life.OUTPUT, Life.CALL, Life.SCRATCH])
 def test_what_does_not_outlive_the_call_is_written_before_it_is_read(life):
     assert kinds_of(one_rank(FORK, READ, JOIN, x=life)) == ["stale read"]
-    assert kinds_of(one_rank(FORK, WRITE, JOIN, x=life) + one_rank(FORK, READ, JOIN, x=life)) == ["stale read"]
+    writes = Step("fork", "s", writes=(X,))
+    assert kinds_of(one_rank(writes, JOIN, x=life) + one_rank(FORK, READ, JOIN, x=life)) == ["stale read"]
+
+
+def test_an_input_is_not_written():
+    given = Step("fork", "s", writes=(X,))
+    assert kinds_of(one_rank(given, READ, JOIN, x=Life.INPUT)) == []
+    assert kinds_of(one_rank(given, READ, WRITE, JOIN, x=Life.INPUT)) == ["write to an input"]
+    peer = [by_hand(0, 2, given, *meet(0, 0, ""), JOIN, x=Life.INPUT)]
+    peer += [by_hand(1, 2, FORK, WRITE, *meet(1, 0, ""), JOIN, x=Life.INPUT)]
+    assert "write to an input" in kinds_of([peer])
+
+
+def test_an_output_is_written_where_the_join_reads_it():
+    result = Step("join", "s", reads=(X,))
+    assert kinds_of(one_rank(FORK, WRITE, result, x=Life.OUTPUT)) == []
+    for beyond in (Region("x", 0, 1, 2), Region("x", 0, 0, 2)):
+        write = Step("consume", "s", writes=(beyond,))
+        (problem,) = verify(one_rank(FORK, *([WRITE] if beyond.start else []), write, result, x=Life.OUTPUT)).problems
+        assert problem.kind == "write beyond an output"
+        assert "unit 1 of x@0" in problem.text
+    assert kinds_of(one_rank(FORK, WRITE, JOIN, x=Life.OUTPUT)) == ["write beyond an output"]
+
+
+def test_all_calls_have_the_same_ranks():
+    for calls in ([], [[]], [*one_rank(FORK, JOIN), [by_hand(rank, 2, FORK, JOIN) for rank in range(2)]]):
+        (problem,) = verify(calls).problems
+        assert problem.kind == "malformed"
+        assert "all need the same number" in problem.text
 
 
 def test_persistent_memory_may_be_read_before_the_call_has_written_it():
@@ -236,4 +264,4 @@ def test_a_peer_writes_an_output_between_its_owners_fork_and_join():
 def test_what_a_peer_writes_but_the_join_does_not_read_is_written_before_the_join():
     owner = by_hand(0, 2, FORK, READY[0], JOIN, x=Life.OUTPUT)
     writer = by_hand(1, 2, FORK, READY[1], WRITE, JOIN, x=Life.OUTPUT)
-    assert kinds_of([[owner, writer]]) == ["after the call"]
+    assert kinds_of([[owner, writer]]) == ["after the call", "write beyond an output"]
