@@ -172,7 +172,8 @@ def _circumstances(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any,
     """
     if torch.compiler.is_compiling():  # a module with graph breaks, of which this function is traced alone
         return ()
-    versions = x._version, weight._version, 0 if bias is None else bias._version
+    # Parameters that were created in inference mode count no writes.
+    versions = [0 if each is None or each.is_inference() else each._version for each in (x, weight, bias)]
     return torch.is_grad_enabled(), _autocast_dtype(x), saved_tensors_hooks(), *versions
 
 

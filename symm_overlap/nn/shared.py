@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Placement, Replicate, parallel
 
 from ..collective import all_gather_matmul
@@ -150,16 +151,21 @@ class Inputs:
         return self  # it never changes, and ranks are not copied with a model
 
     def linears_of(self, module: nn.Module) -> list[nn.Module]:
-        """Return the layers whose products are computed with the gather."""
+        """Return the layers whose products are computed with the gather.
+
+        FSDP gathers the weights of a module, and reduces their gradients, around the module's own forward and backward
+        passes. A product outside of these would miss both, so layers in modules of FSDP inside this one get none.
+        """
         if self.linears is None:
-            found = [child for child in module.children() if isinstance(getattr(child, "parallel", None), Column)]
-            found = [child for child in found if isinstance(column_of(child).input, Replicate)]
+            layers = [child for child in module.children() if isinstance(getattr(child, "parallel", None), Column)]
+            paths = [[layer] for layer in layers if isinstance(column_of(layer).input, Replicate)]
         else:
-            found = [module.get_submodule(name) for name in self.linears]
-        return [child for child in found if self._ready(child)]
+            paths = [_path(module, name) for name in self.linears]
+        outside = [path for path in paths if not any(isinstance(each, FSDPModule) for each in path)]
+        return [path[-1] for path in outside if self._ready(path[-1])]
 
     def _ready(self, module: nn.Module) -> bool:
-        """True if the weight is available. A weight that FSDP shards is gathered only when its own module runs."""
+        """True if the weight is available."""
         mesh = column_of(module).mesh
         return mesh == self.mesh and isinstance(module.weight, DTensor) and module.weight.device_mesh == mesh
 
@@ -236,6 +242,12 @@ class Inputs:
             if not self.use_local_output:
                 whole = as_dtensor(whole, self.mesh, Replicate())
         return whole, products
+
+
+def _path(module: nn.Module, name: str) -> list[nn.Module]:
+    """Return the modules from ``module`` down to its submodule ``name``, without ``module`` itself."""
+    parts = name.split(".")
+    return [module.get_submodule(".".join(parts[: depth + 1])) for depth in range(len(parts))]
 
 
 def _accepts(linear: nn.Module, x: Tensor, layout: Placement) -> bool:

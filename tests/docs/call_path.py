@@ -28,7 +28,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 from types import CodeType, FrameType
 from typing import Any
 

@@ -12,10 +12,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
+from torch.utils.checkpoint import checkpoint
 
 import symm_overlap
 from symm_overlap.collective.exchange import Call
-from symm_overlap.nn import ColumnParallelLinear, RowParallelLinear
+from symm_overlap.nn import ColumnParallelLinear, PrepareModuleInput, RowParallelLinear
 from tests.nn.blocks import HIDDEN, MLP, WIDTH, Block, block_plan, mlp_plan
 from tests.nn.reference import EXACT, equals_whole, full, mesh_of, part, same_gradients, values
 from tests.ranks import Pool, Rank
@@ -181,6 +182,71 @@ def data_parallel_block(mesh: DeviceMesh, dim: int | None, each: bool) -> None:
     for batch in batches * 2:
         (whole(batch).square().sum() / 2).backward()
     same_gradients(model, whole, **EXACT)
+
+
+UNSHARDED = ("after a forward without gradients", "in a checkpoint", "by accumulation", "by hand")
+
+
+def unsharded_ahead(me: Rank) -> None:
+    """FSDP gathers every linear layer separately, but their weights are there already when the module begins."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    for how in UNSHARDED:
+        for linears in (None, ["q", "k", "v"]):
+            weights_are_there(mesh, how, linears)
+
+
+def weights_are_there(mesh: DeviceMesh, how: str, linears: list[str] | None) -> None:
+    torch.manual_seed(0)
+    whole = Block().double()
+    plan = block_plan(1)
+    plan["attention"] = PrepareModuleInput(
+        input_layouts=Shard(1), desired_input_layouts=Replicate(), use_local_output=True, linears=linears
+    )
+    model = parallelize_module(copy.deepcopy(whole), mesh["tp"], plan)
+    keeps = how in ("after a forward without gradients", "in a checkpoint")
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            fully_shard(module, mesh=mesh["dp"], reshard_after_forward=not keeps)
+    fully_shard(model, mesh=mesh["dp"])
+    batches = [values((2, 4, WIDTH), seed) for seed in (1, 2)]
+    x = batches[mesh.get_local_rank("dp")].chunk(2, 1)[mesh.get_local_rank("tp")].clone().requires_grad_()
+    passes = 1
+    if keeps:
+        with torch.no_grad():
+            model(x)
+    elif how == "by accumulation":
+        passes = 2
+        model.set_reshard_after_backward(False)
+        model.set_requires_gradient_sync(False)
+        model(x).square().sum().backward()
+        model.set_reshard_after_backward(True)
+        model.set_requires_gradient_sync(True)
+    else:
+        for name in ("q", "k", "v"):
+            model.attention.get_submodule(name).unshard()
+    y = checkpoint(model, x, use_reentrant=False) if how == "in a checkpoint" else model(x)
+    y.square().sum().backward()
+    for batch in batches * passes:
+        (whole(batch).square().sum() / 2).backward()
+    same_gradients(model, whole, **EXACT)
+
+
+def test_fsdp_reduces_gradients_of_weights_that_were_gathered_ahead(fresh_ranks: Any) -> None:
+    fresh_ranks(4).run(4, unsharded_ahead)
+
+
+def in_inference_mode(me: Rank) -> None:
+    """The weights were created in inference mode, in which tensors do not count how often they are written to."""
+    with torch.inference_mode():
+        whole, model = parallel(me, 1)
+    x = values((2, 4, WIDTH))
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode():
+            torch.testing.assert_close(model(part(me, x, Shard(1))), part(me, whole(x), Shard(1)), **EXACT)
+
+
+def test_weights_of_inference_mode(ranks: Pool) -> None:
+    ranks.run(2, in_inference_mode)
 
 
 def test_fsdp_on_the_other_dimension_of_a_mesh(fresh_ranks: Any) -> None:
