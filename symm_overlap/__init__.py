@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import Any
 
 from ._version import VERSION
+from .blocks import force_path, lane, sum_order, timeout
 from .collective import (
     Choice,
     Tuned,
@@ -23,7 +24,6 @@ from .collective import (
     reduce_scatter,
     scaled_matmul_reduce_scatter,
 )
-from .settings import force_path, lane, sum_order, timeout
 
 __version__ = VERSION
 

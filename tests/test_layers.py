@@ -20,12 +20,13 @@ BELOW: dict[str, set[str]] = {
     "_version": set(),
     "plan": {"_sim"},
     "settings": {"_C", "_torch", "plan"},
+    "blocks": {"settings"},
     "runtime": {"_C", "_torch", "plan"},
-    "collective": {"_C", "_torch", "_version", "kernels", "plan", "runtime", "settings"},
+    "collective": {"_C", "_torch", "_version", "blocks", "kernels", "plan", "runtime", "settings"},
     "collective/planners": {"plan"},
     "fsdp": set(),
     "kernels": set(),
-    "inductor": {"_torch", "__init__", "collective", "runtime", "settings"},
+    "inductor": {"_torch", "__init__", "blocks", "collective", "runtime", "settings"},
     "nn": {"_torch", "collective", "settings"},
     "pipeline": {"_sim", "plan"},
     "pipeline/model": {"pipeline"},
@@ -54,7 +55,7 @@ BELOW: dict[str, set[str]] = {
         ),
         "settings",
     },
-    "__init__": {"_version", "collective", "fsdp", "inductor", "nn", "pipeline", "profile", "settings"},
+    "__init__": {"_version", "blocks", "collective", "fsdp", "inductor", "nn", "pipeline", "profile"},
 }
 
 

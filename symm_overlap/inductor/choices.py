@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from ..settings import Settings, applied, current, force_path, lane, timeout
+from ..blocks import force_path, lane, timeout
+from ..settings import Settings, applied, current
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import timedelta
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 import symm_overlap
+from symm_overlap.settings import current
 from tests.collective import reference as ref
 from tests.collective.bad_calls import t
 from tests.collective.test_errors import good
@@ -25,9 +29,11 @@ def call_with_groups(me: Rank) -> None:
         torch.testing.assert_close(symm_overlap.all_gather(A, 0, group), expected, rtol=0, atol=0)
     with pytest.raises(ValueError, match="DeviceMesh of 2 dimensions: pass one of them"):
         symm_overlap.all_gather(A, 0, square)
-    for group in (None, 3, [me.group]):
+    for group in (3, [me.group]):
         with pytest.raises(TypeError, match="group must be a ProcessGroup, its name"):
             symm_overlap.all_gather(A, 0, group)
+    with pytest.raises(TypeError, match=r"group is None: before torch\.distributed\.init_process_group"):
+        symm_overlap.all_gather(A, 0, None)
     with pytest.raises(ValueError, match="this rank is not in the group"):
         symm_overlap.all_gather(A, 0, dist.GroupMember.NON_GROUP_MEMBER)
     for dim in (2, -3, "c", 0.0):
@@ -88,20 +94,46 @@ def test_a_rank_outside_a_group_cannot_call_for_it(ranks: Pool) -> None:
     ranks.run(3, call_for_a_group_of_others)
 
 
+def a_group_of_before(me: Rank) -> None:
+    """After the groups were destroyed, a new one gets the name of an old one."""
+    A, old = torch.full((2,), me.rank + 1.0), dist.group.WORLD
+    assert symm_overlap.all_reduce(A, "sum", old).tolist() == [3.0, 3.0]
+    dist.destroy_process_group()
+    with pytest.raises(ValueError, match="no process group is named"):
+        symm_overlap.all_reduce(A, "sum", old)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD.group_name == old.group_name
+    with pytest.raises(ValueError, match="group is a process group that was destroyed; another one is named"):
+        symm_overlap.all_reduce(A, "sum", old)
+    assert symm_overlap.all_reduce(A, "sum", dist.group.WORLD).tolist() == A.tolist()
+
+
+def test_a_destroyed_group_is_refused_although_its_name_is_used_again(fresh_ranks: Callable[..., Pool]) -> None:
+    fresh_ranks(2).run(2, a_group_of_before)
+
+
 def prepare_badly(me: Rank) -> None:
     with pytest.raises(ValueError, match="no process group is named 'nobody'"), symm_overlap.prepare():
         symm_overlap.all_gather(t(2), 0, "nobody")
     with pytest.raises(RuntimeError, match="inside another"), symm_overlap.prepare(), symm_overlap.prepare():
         pass
-    for seconds in (0, -1, float("nan")):
-        with pytest.raises(ValueError, match="number of seconds"), symm_overlap.timeout(seconds):
-            pass
+    for seconds in (0, -1, float("nan"), timedelta(0), 1e10):
+        with pytest.raises(ValueError, match="number of seconds"):
+            symm_overlap.timeout(seconds)
+    for seconds in (None, "3", [3]):
+        with pytest.raises(TypeError, match="number of seconds"):
+            symm_overlap.timeout(seconds)
+    with symm_overlap.timeout(timedelta(milliseconds=2500)):
+        assert current().timeout == 2.5
     with pytest.raises(ValueError, match=r"lane\(-1\)"), symm_overlap.lane(-1):
         pass
     with pytest.raises(TypeError, match="float"), symm_overlap.lane(1.5):
         pass
-    with pytest.raises(TypeError, match="float"), symm_overlap.force_path(None, chunks=2.5):
-        pass
+    for forced in ({"chunks": 2.5}, {"streams": 2.0}, {"span": 2.0}):
+        with pytest.raises(TypeError, match="float"):
+            symm_overlap.force_path(None, **forced)
+    with symm_overlap.force_path("pipelined", chunks=torch.tensor(2)):
+        assert type(current().chunks) is int
     with pytest.raises(ValueError, match="no back end for 'meta': there are cpu, cuda"), symm_overlap.prepare():
         symm_overlap.all_gather(torch.empty(2, device="meta"), 0, me.group)
     good(me, "ag")

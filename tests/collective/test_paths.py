@@ -8,11 +8,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from symm_overlap.blocks import force_path
 from symm_overlap.collective.choice import Choice
 from symm_overlap.collective.explain import explain
 from symm_overlap.collective.problem import OPS
 from symm_overlap.runtime import TRAITS
-from symm_overlap.settings import environment, force_path
+from symm_overlap.settings import environment
 from tests.collective.test_fake_group import fake_group
 from tests.ranks import Pool, Rank
 

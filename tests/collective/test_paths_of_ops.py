@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import symm_overlap
+from symm_overlap.blocks import force_path
 from symm_overlap.collective.choice import Choice
 from symm_overlap.collective.exchange import Call
 from symm_overlap.collective.explain import explain
 from symm_overlap.collective.problem import OPS
-from symm_overlap.settings import force_path
 from tests.collective.scaled_cases import ONE
 from tests.ranks import Pool, Rank
 from tests.transforms import choices, recorded

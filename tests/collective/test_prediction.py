@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from symm_overlap.blocks import force_path
 from symm_overlap.collective import plans, prediction
 from symm_overlap.collective.candidates import CHUNKS, SPANS, Candidate
 from symm_overlap.collective.chooser import choose
@@ -21,7 +22,7 @@ from symm_overlap.collective.problem import OPS, Problem, problem
 from symm_overlap.collective.quickest import REQUIRED_RATIO, REQUIRED_SAVING_MS
 from symm_overlap.plan import Step
 from symm_overlap.runtime import TRAITS, Device, DeviceCosts, costs_of
-from symm_overlap.settings import Settings, force_path
+from symm_overlap.settings import Settings
 
 from .test_matmul_costs import PLAIN
 

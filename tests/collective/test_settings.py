@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -160,6 +160,18 @@ def test_blocks_may_be_entered_again_and_decorate_functions() -> None:
         with pytest.raises(ZeroDivisionError), seconds:
             assert not 1 // 0
         assert current() == Settings()
+
+
+def test_a_block_decorates_no_function_that_runs_later() -> None:
+    def generates() -> Iterator[int]:
+        yield 0
+
+    async def awaits() -> None:
+        pass
+
+    for function in (generates, awaits):
+        with pytest.raises(TypeError, match=r"cannot decorate .*: put the block into the body"):
+            symm_overlap.lane(1)(function)
 
 
 def test_one_block_in_two_threads_ends_in_each_for_itself() -> None:

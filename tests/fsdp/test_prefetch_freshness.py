@@ -101,6 +101,25 @@ def test_a_plan_that_saw_no_communication_is_left_to_torch(ranks: Pool) -> None:
         assert "call apply before plan_prefetch" in note
 
 
+def accumulated_without_resharding(me: Rank) -> tuple[str, str]:
+    model: Any = symm_overlap.fsdp.apply(sharded(me, built(), keep=range(99)))
+    plan = plan_prefetch(model, "depth=2", verbose=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for last in (False, True):
+            model.set_requires_gradient_sync(last)
+            model.set_is_last_backward(last)
+            model.set_reshard_after_backward(last)
+            model(data(me, 0).requires_grad_()).sum().backward()
+    return plan.status, plan.note
+
+
+def test_a_plan_of_a_pass_that_gathers_nothing_says_so(ranks: Pool) -> None:
+    for status, note in ranks.run(2, accumulated_without_resharding):
+        assert status == "left to torch"
+        assert "still gathered from an earlier pass" in note
+
+
 def parts(me: Rank) -> None:
     several = torch.nn.ModuleList([sharded(me, built()), sharded(me, built(1))])
     with pytest.raises(ValueError, match="2 sharded modules that are not inside another"):

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -235,8 +236,6 @@ def test_what_cannot_be_replaced_is_left_with_a_reason(ranks: Pool) -> None:
 
 
 def from_meta(me: Rank) -> None:
-    from torch.distributed.device_mesh import DeviceMesh
-
     mesh = DeviceMesh.from_group(me.group, "cpu")
     with pytest.raises(ValueError, match="pass a DeviceMesh"):
         ShardedLinear(5, 7, group=me.group, device="meta")

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import torch
 
+from ...blocks import force_path
 from ...runtime import GroupState, backend_of
-from ...settings import PATHS, force_path
+from ...settings import PATHS
 from ..arguments import Group
 from ..candidates import Candidate, ladders
 from ..problem import Problem

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import defaultdict
 from dataclasses import replace
+from typing import TypeVar
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
@@ -17,8 +18,10 @@ from .collectives import SUMMED
 from .memory import GATHER, REDUCE, Memory
 from .torch_protocol import SlotAllGather, SlotReduceScatter
 
+Model = TypeVar("Model", bound=nn.Module)
 
-def apply(model: nn.Module, *, slots: int | None = None, half_gradients: bool = True) -> None:
+
+def apply(model: Model, *, slots: int | None = None, half_gradients: bool = True) -> Model:
     """Let FSDP2 gather parameters and reduce gradients through symmetric memory, in every ``fully_shard`` module.
 
     Equivalent to FSDP2 without it, except for the order in which gradients are added. It sets ::
@@ -48,6 +51,9 @@ def apply(model: nn.Module, *, slots: int | None = None, half_gradients: bool = 
         half_gradients: whether gradients in bfloat16 or float16 that are reduced in float32 are sent as they are, which
             changes no bit. Set it to False if ranks run different numbers of backward passes before they reduce.
 
+    Returns:
+        The model.
+
     Raises:
         ValueError: no module of the model is sharded by ``fully_shard``, or ``slots`` is below 2.
         RuntimeError: memory runs out on this rank or (`torch.distributed.DistBackendError`) on another.
@@ -66,6 +72,7 @@ def apply(model: nn.Module, *, slots: int | None = None, half_gradients: bool = 
     memory.reserve()
     for why, names in left.items():
         warnings.warn(f"symm_overlap.fsdp.apply leaves {', '.join(names)} to torch: {why}", stacklevel=2)
+    return model
 
 
 def _ahead(modules: list[FSDPModule]) -> int:

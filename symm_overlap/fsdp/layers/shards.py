@@ -27,7 +27,14 @@ def mesh_of(group: Group, like: Tensor) -> DeviceMesh:
     if isinstance(group, DeviceMesh) and group.ndim == 1:
         return group
     if isinstance(group, tuple) and isinstance(group[0], DeviceMesh):
-        kind = group[0].device_type
+        mesh, dim = group
+        group_name(group)  # raises if there is no such dimension
+        if mesh.ndim == 1:
+            return mesh
+        if mesh.mesh_dim_names is not None:  # the mesh that `fully_shard` is given too
+            named: DeviceMesh = mesh[dim if isinstance(dim, str) else mesh.mesh_dim_names[dim]]
+            return named
+        kind = mesh.device_type
     elif like.is_meta:
         raise ValueError("a layer on device 'meta' does not tell the device of its shards: pass a DeviceMesh as group")
     else:

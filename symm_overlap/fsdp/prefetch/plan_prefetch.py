@@ -78,8 +78,7 @@ class PrefetchPlan:
         """Plan from a recorded step. All ranks call this at the end of its backward."""
         self.options = self._options()
         found = agreed(trace, str(self.policy), str(self.options), self._groups())
-        if self._recorder.saw_no_gather():
-            found = "its communication was replaced while a step was recorded: call apply before plan_prefetch"
+        found = self._recorder.why_no_gather() or found
         if isinstance(found, str):
             self.status, self.note = "left to torch", found
             warnings.warn(f"symm_overlap: prefetching is left to torch: {found}", stacklevel=2)

@@ -66,10 +66,17 @@ class Recorder:
         for index, layer in enumerate(self.layers):
             self._watch(index, layer)
 
-    def saw_no_gather(self) -> bool:
-        """True if nothing was gathered although there are peers."""
+    def why_no_gather(self) -> str:
+        """Return why no gather was seen although there are peers; empty if one was seen."""
         peers = any(_torch.has_peers(group) for layer in self.layers for group in layer.groups)
-        return peers and not any(spans for layer in self.layers for spans in layer.gather.values())
+        if not peers or any(spans for layer in self.layers for spans in layer.gather.values()):
+            return ""
+        if any(spans for layer in self.layers for spans in layer.copy_out.values()):
+            return "its communication was replaced while a step was recorded: call apply before plan_prefetch"
+        return (
+            "the recorded forward and backward gathered nothing, because the parameters were still gathered from an "
+            "earlier pass: there is nothing to prefetch"
+        )
 
     def stop(self) -> None:
         """Restore torch's methods. Methods that others have wrapped in the meantime act as the original from now on."""
