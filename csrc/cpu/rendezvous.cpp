@@ -5,6 +5,7 @@
 #include <sstream>
 #include <vector>
 
+#include "cpu/known_peers.h"
 #include "cpu/meeting.h"
 #include "cpu/peer.h"
 
@@ -113,6 +114,11 @@ c10::intrusive_ptr<CpuSymmetricMemory> rendezvous_group(c10d::ProcessGroup& grou
 
 void refuse_rendezvous(c10d::ProcessGroup& group, const std::string& group_name, const std::string& tag,
                        const std::string& reason) {
+  // The peers notice a death by themselves. The dead process may have hosted the store; then, as long as a process that
+  // was forked from it keeps its sockets open, a request is neither answered nor rejected.
+  if (!dead_peers(group).empty()) {
+    return;
+  }
   Meeting(group, group_name, kPurpose, tag, [] {}).abort(reason);
 }
 

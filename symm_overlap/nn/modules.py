@@ -16,7 +16,7 @@ from torch.distributed.tensor import Placement, Replicate, Shard
 from ..collective.arguments import group_name
 from .linear import LAST, Column, Row
 from .offer import without_offer
-from .sharding import distributed, require_mesh, require_shards, sharded
+from .sharding import distributed, refuse_wrong_checkpoints, require_mesh, require_shards, sharded
 
 _Self = TypeVar("_Self", bound="_ParallelLinear")
 Device = torch.device | str | None
@@ -146,6 +146,7 @@ class ColumnParallelLinear(_ParallelLinear):
         self.parallel = Column(mesh, group_name(mesh), given, LAST, True, parts=len(sizes), contiguous=contiguous)
         self.placements = (sharded(0, len(sizes)), sharded(0, len(sizes)))
         self.several = not isinstance(out_features, int)
+        refuse_wrong_checkpoints(self, len(sizes), mesh)
         without_offer(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:

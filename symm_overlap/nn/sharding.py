@@ -72,6 +72,44 @@ def distribute(module: nn.Module, name: str, mesh: DeviceMesh, placement: Placem
     share(module, name, parameter)
 
 
+def refuse_wrong_checkpoints(module: nn.Module, parts: int, mesh: DeviceMesh) -> None:
+    """Make checkpoints of strided shards an error where torch would silently store or load the wrong rows.
+
+    That is, in the format of `torch.distributed.checkpoint` itself, which describes the shard of a rank as one block;
+    and in any state dict under FSDP2, which shards this rank's part again. (torch 2.11 to 2.13)
+    """
+    if parts > 1 and mesh.size() > 1:
+        module.register_state_dict_post_hook(_refuse_blocks)
+        module.register_load_state_dict_pre_hook(_refuse_sharded_twice)
+
+
+def _refuse_sharded_twice(module: nn.Module, state_dict: Any, prefix: str, *unused: Any) -> None:
+    for name, parameter in module.named_parameters(recurse=False):
+        if isinstance(parameter, DTensor) and parameter.device_mesh.ndim > 1:
+            raise RuntimeError(
+                f"state dict: {prefix}{name} has several outputs side by side (parts), of which each is sharded, and "
+                "FSDP2 shards it again: torch would compute wrong values for the whole. Save parameter.to_local() of "
+                "each rank, use a layer for each output, or do not apply FSDP2 to this layer"
+            )
+
+
+def _refuse_blocks(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
+    _refuse_sharded_twice(module, state_dict, prefix)
+    for name in dict(module.named_parameters(recurse=False)):
+        value = state_dict.get(prefix + name)
+
+        def refuse(*args: Any, name: str = prefix + name) -> Any:
+            raise RuntimeError(
+                f"torch.distributed.checkpoint: {name} has several outputs side by side (parts), of which each is "
+                "sharded: torch would store or load the wrong rows. Use a full state dict, by get_model_state_dict and "
+                "set_model_state_dict with StateDictOptions(full_state_dict=True)"
+            )
+
+        if isinstance(value, DTensor):
+            for hook in ("__create_write_items__", "__create_chunk_list__"):  # by which it asks for the shards
+                setattr(value, hook, refuse)
+
+
 def share(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
     """Give all modules that had ``parameter`` the DTensor that the first of them made of it.
 

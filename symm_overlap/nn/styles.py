@@ -16,7 +16,7 @@ from ..collective.arguments import group_name
 from .forward import override
 from .linear import Column, Layout, Row
 from .offer import without_offer
-from .sharding import distribute, require_mesh, require_shards, sharded, share
+from .sharding import distribute, refuse_wrong_checkpoints, require_mesh, require_shards, sharded, share
 
 
 def _arrived(
@@ -71,6 +71,7 @@ class ColwiseParallel(parallel.ColwiseParallel):
         require_shards(outputs, self.parts, device_mesh, f"ColwiseParallel: {type(module).__name__} with out_features")
         weight = sharded(1 if transposed else 0, self.parts)
         _distribute(module, device_mesh, weight, sharded(0, self.parts), self.src_data_rank)
+        refuse_wrong_checkpoints(module, self.parts, device_mesh)
         return _install(Column, self, module, device_mesh, transposed, parts=self.parts, contiguous=self.contiguous)
 
 

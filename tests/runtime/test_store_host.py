@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
+import torch
 import torch.distributed as dist
 
+import symm_overlap
 from symm_overlap import _C
 from tests.limits import SOON
 from tests.ranks import Pool, Rank
@@ -49,8 +52,8 @@ def host_ends(me: Rank, known: bool, waiting: bool) -> Errors:
         time.sleep(0.5)
     errors = {"exchange": error_of(_C.exchange, name, "purpose of this test", "")}
     errors["rendezvous"] = error_of(make, group, 1)
-    errors["refusal"] = error_of(_C.refuse_rendezvous, name, "tag", "reason")
     if not known:
+        errors["refusal"] = error_of(_C.refuse_rendezvous, name, "tag", "reason")
         errors["look"] = error_of(_C.death_of, name, 0)
     elif _C.death_of(name, 0) == "":
         raise AssertionError("ranks that have met can still report the death of a peer")
@@ -76,3 +79,28 @@ def test_the_end_of_the_stores_host_is_one_line_that_names_it(
             else:
                 assert f"rank 0 (pid {pid}) is dead" in message or "the process that hosts the group's store" in message
             assert seconds < SOON
+
+
+def host_leaves_a_fork(me: Rank) -> tuple[str, float]:
+    """Rank 0 dies, but a process that was forked from it, as a data loader's workers are, keeps the store's sockets."""
+    group = group_on_a_store_of_rank_0(me)
+    symm_overlap.all_reduce(torch.ones(2), "sum", group)
+    if me.rank == 0:
+        if os.fork() == 0:
+            time.sleep(4 * SOON)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    with pytest.raises(dist.DistBackendError) as error:
+        symm_overlap.all_reduce(torch.ones(2), "sum", group)
+    return str(error.value), time.monotonic() - begin
+
+
+def test_a_fork_of_the_stores_host_does_not_keep_the_others_waiting(fresh_ranks: Callable[..., Pool]) -> None:
+    pool = fresh_ranks(2, environment={"SYMM_OVERLAP_CHECK": None})  # which would use the store in every call
+    pid = pool.pid(0)
+    _, survivor = pool.submit((0, 1), host_leaves_a_fork).outcomes(timeout=50)
+    assert survivor.failure is None, survivor.failure
+    message, seconds = survivor.value
+    assert f"rank 0 (pid {pid}) is dead" in message
+    assert seconds < SOON
