@@ -85,15 +85,20 @@ def host_leaves_a_fork(me: Rank) -> tuple[str, float]:
     """Rank 0 dies, but a process that was forked from it, as a data loader's workers are, keeps the store's sockets."""
     group = group_on_a_store_of_rank_0(me)
     symm_overlap.all_reduce(torch.ones(2), "sum", group)
+    child = os.fork() if me.rank == 0 else 0
+    if me.rank == 0 and child == 0:
+        time.sleep(4 * SOON)
+        os._exit(0)
+    child = int(_C.exchange(group.group_name, "the fork", str(child))[0])
     if me.rank == 0:
-        if os.fork() == 0:
-            time.sleep(4 * SOON)
-            os._exit(0)
+        time.sleep(0.5)  # the other rank reads the child's pid
         os.kill(os.getpid(), signal.SIGKILL)
     begin = time.monotonic()
     with pytest.raises(dist.DistBackendError) as error:
         symm_overlap.all_reduce(torch.ones(2), "sum", group)
-    return str(error.value), time.monotonic() - begin
+    seconds = time.monotonic() - begin
+    os.kill(child, signal.SIGKILL)
+    return str(error.value), seconds
 
 
 def test_a_fork_of_the_stores_host_does_not_keep_the_others_waiting(fresh_ranks: Callable[..., Pool]) -> None:
