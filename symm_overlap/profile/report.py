@@ -63,10 +63,9 @@ def _recording(recording: Recording, steps: bool) -> str:
     if not recording.on_cpu:  # on a CPU, only the steps of calls are known, and not what the model computes
         lines += _overall(exposure(recording.activities))
     kinds = kinds_of_calls(recording)
-    if not kinds:
-        lines.append("  no steps of calls of symm_overlap were recorded")
-        return "\n".join(lines)
-    lines.append(f"{'calls':>9}{header()}")
+    lines += _without_steps(recording)
+    if kinds:
+        lines.append(f"{'calls':>9}{header()}")
     for each in kinds:
         lines.append(f"  {describe(each)}")
         lines.append(f"{each.count:>9}{figures(each.median)}")
@@ -74,6 +73,19 @@ def _recording(recording: Recording, steps: bool) -> str:
         if compared is not None:
             lines += [f"    {line}" for line in str(compared).splitlines()]
     return "\n".join(lines)
+
+
+def _without_steps(recording: Recording) -> list[str]:
+    """Return a line about the calls of which only the beginning and the end are known."""
+    calls = [call for call, own in zip(recording.calls, recording.activities_of_calls, strict=True) if not own]
+    if not recording.calls:
+        return ["  no call of symm_overlap was recorded"]
+    if not calls:
+        return []
+    spent = sum(call.end - call.start for call in calls)
+    names = ", ".join(dict.fromkeys(call.text.partition("(")[0] for call in calls))
+    why = " (calls on c10d, and in groups of one rank, run no steps of a plan)" if recording.on_cpu else ""
+    return [f"  no steps were recorded of {len(calls)} calls, on the host {spent:.3f} ms in all: {names}{why}"]
 
 
 def _overall(spent: Exposure) -> list[str]:

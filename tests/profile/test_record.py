@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -112,9 +115,20 @@ def calls_alone(me: Rank) -> str:
     return str(recorded)
 
 
-def test_a_rank_without_peers_has_no_steps(ranks: Pool) -> None:
+def calls_through_torch(me: Rank) -> str:
+    with comparing(False), record() as recorded:
+        for path in ("c10d", "c10d", "pipelined"):
+            with symm_overlap.force_path(path):
+                symm_overlap.all_reduce(torch.ones(4, 4), "sum", me.group)
+    return str(recorded)
+
+
+def test_calls_without_steps_are_counted(ranks: Pool) -> None:
     (text,) = ranks.run(1, calls_alone)
-    assert "no steps of calls of symm_overlap were recorded" in text
+    assert re.search(r"no steps were recorded of 1 calls, on the host \d+\.\d+ ms in all: all_reduce", text), text
+    for text in ranks.run(2, calls_through_torch):
+        assert "no steps were recorded of 2 calls" in text
+        assert "  all_reduce((4, 4)" in text, "the call with steps has its row"
 
 
 def test_a_file_that_cannot_be_written_loses_no_recording(tmp_path: Path) -> None:
@@ -124,6 +138,27 @@ def test_a_file_that_cannot_be_written_loses_no_recording(tmp_path: Path) -> Non
     with record(tmp_path / "trace.json.gz"):
         torch.ones(2)
     assert (tmp_path / "trace.json.gz").read_bytes()[:2] == b"\x1f\x8b"
+
+
+def test_a_second_profiler_is_an_error_and_no_crash() -> None:
+    """torch has one profiler: a second one ends the first, and writing the trace of the first crashes."""
+    torchs = partial(torch.profiler.profile, activities=[torch.profiler.ProfilerActivity.CPU])
+    for first in (record, torchs):
+        with first(), pytest.raises(RuntimeError, match="another profiler of torch is recording"), record():
+            pass
+    with pytest.raises(RuntimeError, match="was started in the block, and ended this one"), record(), torchs():
+        pass
+    with ThreadPoolExecutor(1) as thread:
+        with record(), pytest.raises(RuntimeError, match="another profiler of torch is recording"):
+            thread.submit(recorded_nothing).result()
+        assert "neither" in thread.submit(recorded_nothing).result()
+    assert "neither" in recorded_nothing()
+
+
+def recorded_nothing() -> str:
+    with record() as recorded:
+        pass
+    return str(recorded)
 
 
 def test_nothing_is_recorded_outside_of_a_profiler() -> None:

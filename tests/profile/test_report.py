@@ -31,7 +31,7 @@ def test_what_is_exposed_is_the_sum_of_all_communication_that_nothing_hides() ->
         "  exposed communication 30.000 ms: sums 2.000, copies 4.000, collectives 8.000, waits 16.000; "
         "other work 32.000 ms, idle 100.000 ms"
     )
-    assert lines[3] == "  no steps of calls of symm_overlap were recorded"
+    assert lines[3] == "  no call of symm_overlap was recorded"
     assert len(lines) == 4
 
 
@@ -39,7 +39,7 @@ def test_a_device_that_did_nothing_and_one_on_which_nothing_moved() -> None:
     assert report([recording()]).splitlines()[1] == "  the device did nothing"
     lines = report([recording(Activity("a gemm", "compute", "stream 7", 1, 3))]).splitlines()
     assert lines[1] == "  2.000 ms: compute 2.000 ms (100%); nothing moved"
-    assert report([recording(device="CPU")]).splitlines()[1].startswith("  no steps")
+    assert report([recording(device="CPU")]).splitlines()[1].startswith("  no call")
 
 
 def test_no_recording_is_a_sentence() -> None:
