@@ -138,7 +138,10 @@ class Block(ContextDecorator):
     """
 
     def __init__(self, name: str, settings_inside: Callable[[Settings], Settings]) -> None:
-        """``settings_inside`` returns the settings inside the block, given those outside of it."""
+        """``settings_inside`` returns the settings inside the block, given those outside of it.
+
+        ``name``: how users know the block; empty if it is not theirs, and may be entered while something is compiled.
+        """
         self._name, self._settings_inside = name, settings_inside
 
     def __call__(self, function: _Function) -> _Function:
@@ -150,7 +153,7 @@ class Block(ContextDecorator):
         return super().__call__(function)
 
     def __enter__(self) -> None:
-        if torch.compiler.is_compiling():
+        if self._name and torch.compiler.is_compiling():
             raise RuntimeError(
                 f"symm_overlap.{self._name} cannot be in a compiled graph: put it around the function's call"
             )
@@ -166,7 +169,7 @@ class Block(ContextDecorator):
 
 def applied(settings: Settings) -> Block:
     """Use exactly these settings inside the block."""
-    return Block("applied", lambda outside: settings)
+    return Block("", lambda outside: settings)
 
 
 def _set(settings: Settings) -> None:

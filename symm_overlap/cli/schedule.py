@@ -132,7 +132,7 @@ def _simulate(args: argparse.Namespace) -> int:
     require_distinct(source=Path(args.source), svg=args.svg, trace=args.trace)
     schedule = _schedule(args.source, args)
     result = simulate_cost(schedule, _costs(args, _share(schedule)))
-    print(f"{title(schedule, args.source)}\n{per_rank(result)}")
+    print(f"{title(schedule, args.source)}\n{per_rank(result)}{_note(args.source, schedule)}")
     if args.svg:
         write_file(args.svg, draw.svg(timeline(result, title(schedule, args.source))))
     if args.trace:
@@ -166,10 +166,19 @@ def _compare(args: argparse.Namespace) -> int:
             refused.append(f"{source} is left out: {error}")
     if not rows:
         raise ValueError("\n".join(refused))
-    print(side_by_side(rows))
+    print(side_by_side(rows) + "".join(_note(source, schedule) for source, schedule, *_ in rows))
     for text in refused:
         print(text)
     return 0
+
+
+def _note(source: str, schedule: Schedule) -> str:
+    """Return a line that says that a schedule does not train, if that is so: a time can be simulated nevertheless."""
+    if GENERATORS.get(source) is not None:  # tests verify these
+        return ""
+    problems = len(verify(schedule).problems)
+    found = f"{problems} problem{'s' if problems > 1 else ''}"
+    return f"\n{source} does not train a model: schedule verify finds {found}" if problems else ""
 
 
 def _schedule(source: str, args: argparse.Namespace) -> Schedule:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import index as as_int
+
 import torch
 
 from .._torch import device_types_of, resolve_group
@@ -10,7 +12,7 @@ from ..settings import current
 from .arguments import DTYPES, Group, group_name
 from .choice import Choice
 from .chooser import choose, choose_in_group
-from .problem import OPS, problem
+from .problem import OPS, OpKind, problem
 
 
 def explain(
@@ -47,7 +49,8 @@ def explain(
         The path, how it is carried out, and the reason.
 
     Raises:
-        ValueError, TypeError: an argument is invalid, or there are more ranks than can compute a sum on CUDA.
+        ValueError, TypeError: an argument is invalid, ranks cannot share the gathered or scattered dimension evenly, or
+            there are more ranks than can compute a sum on CUDA.
     """
     state = None if group is None else state_of(resolve_group(group_name(group)))
     if (world is None) == (state is None):
@@ -57,6 +60,7 @@ def explain(
     world = state.world if world is None else world  # type: ignore[union-attr]
     if op not in OPS:
         raise ValueError(f"explain({op!r}): allowed are {', '.join(sorted(OPS))}")
+    m, n, k = as_int(m), as_int(n), as_int(k)
     if world < 1 or min(m, n, k) < 0 or device not in TRAITS:
         raise ValueError(
             f"explain: m={m}, n={n}, k={k}, world={world}, device={device!r}: sizes must be at least 0, world at least "
@@ -64,11 +68,23 @@ def explain(
         )
     if dtype not in DTYPES and op != "all_gather":
         raise TypeError(f"explain: dtype is {dtype}: supported are {', '.join(map(str, DTYPES))}")
+    _require_shareable(OPS[op], m, n, k, world, last_dim)
     described = problem(op, m, n, k, dtype, world, device, last_dim=last_dim)
     if state is None:
         return choose(described, current(), direct=direct)
     direct = direct and state.direct.get(device, True)
     return choose_in_group(state, described, current(), direct=direct)
+
+
+def _require_shareable(kind: OpKind, m: int, n: int, k: int, world: int, last_dim: bool) -> None:
+    """Raise ValueError if the ranks cannot share the dimension that is gathered or scattered, so that there is no such
+    call. (The rows of a weight are not among the sizes.)
+    """
+    if kind.replicates or kind.moves_weight:
+        return
+    name, size = ("m", m) if not last_dim else ("k", k) if kind.gathers and kind.multiplies else ("n", n)
+    if size % world:
+        raise ValueError(f"explain: {name} is {size}, which {world} ranks cannot share evenly")
 
 
 def _device_of(group: Group) -> str:

@@ -37,4 +37,9 @@ def _handicapped(each: Prediction) -> float:
 def compared(best: Prediction, predictions: Sequence[Prediction]) -> str:
     """Return why the best candidate was chosen, in words."""
     other = min((each for each in predictions if each.path != best.path), key=lambda each: each.total)
-    return f"predicted {best.total:.3f} ms, and {other.total:.3f} ms for {other.candidate.name}"
+    text = f"predicted {best.total:.3f} ms, and {other.total:.3f} ms for {other.candidate.name}"
+    if other.total >= best.total:
+        return text
+    if best.path == "sequential":
+        return f"{text}, which saves less than {1 - REQUIRED_RATIO:.0%} or less than {REQUIRED_SAVING_MS} ms"
+    return f"{text}, which takes the host longer"

@@ -85,3 +85,11 @@ def test_a_missing_file_is_a_mistake_in_one_line(tmp_path: Path, capsys: pytest.
     assert "No such file" in capsys.readouterr().err
     assert main(["profile", str(tmp_path)]) == 2
     assert "Is a directory" in capsys.readouterr().err
+
+
+def test_a_trace_is_not_overwritten(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = trace.read_bytes()
+    for option in ("--json", "--html"):
+        assert main(["profile", str(trace), option, str(trace)]) == 2
+        assert "trace and " + option[2:] + " are the same file" in capsys.readouterr().err
+    assert trace.read_bytes() == before

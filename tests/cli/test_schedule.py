@@ -90,6 +90,18 @@ def test_a_rank_has_the_same_layers_in_one_stage_or_in_two(capsys: Captured) -> 
     assert [line.split()[3] for line in lines[1:]] == ["15.000", "13.500", "12.000"]
 
 
+def test_a_schedule_that_does_not_train_is_simulated_with_a_note(capsys: Captured, tmp_path: Path) -> None:
+    """Rank 1 runs its backward before its forward, which takes less time than any schedule that trains."""
+    wrong = tmp_path / "wrong.csv"
+    wrong.write_text("0F0,0B0\n1B0,1F0\n")
+    note = f"{wrong} does not train a model: schedule verify finds 1 problem"
+    assert printed(capsys, "simulate", str(wrong)).splitlines()[-1] == note
+    sources = [str(wrong), "1F1B"]
+    assert printed(capsys, "compare", *sources, "--ranks", "2", "--microbatches", "1").splitlines()[-1] == note
+    for sound in ("1F1B", "zbv"):
+        assert "does not train" not in printed(capsys, "simulate", sound, *SMALL)
+
+
 def test_compare_has_a_row_for_every_generator_that_can_be_made(capsys: Captured) -> None:
     shown = printed(capsys, "compare", "--ranks", "3", "--microbatches", "6").splitlines()
     assert {line.split()[0] for line in shown[1 : len(GENERATORS)]} == set(GENERATORS) - {"DualPipe"}

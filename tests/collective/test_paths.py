@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 
@@ -53,7 +54,7 @@ def test_a_world_of_one_is_single_whatever_else(op: str, device: str) -> None:
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_ranks_that_cannot_reach_each_other_use_c10d(op: str, device: str) -> None:
-    for size in (1, 8192):
+    for size in (2, 8192):
         choice = explain(op, m=size, n=size, k=size, world=2, device=device, direct=False)
         assert choice.path == "c10d"
         assert "several hosts" in choice.reason
@@ -67,7 +68,7 @@ def test_cpu_chunks_of_few_rows_are_sequential() -> None:
     assert f"{CPU_CHUNK_ROWS} rows" in enough.reason
 
 
-@pytest.mark.parametrize("size", [1, 8192])
+@pytest.mark.parametrize("size", [2, 8192])
 @pytest.mark.parametrize("op", ["all_gather", "reduce_scatter", "all_reduce"])
 def test_without_a_matmul_a_cpu_has_nothing_to_hide_the_collective_behind(op: str, size: int) -> None:
     choice = explain(op, m=size, n=size, world=2, device="cpu")
@@ -244,6 +245,38 @@ def test_explain_refuses_what_cannot_be(change: dict[str, object]) -> None:
         explain("gather", **LARGE)
     with pytest.raises(TypeError, match=r"dtype is torch\.int8"):
         large(dtype=torch.int8)
+    with pytest.raises(TypeError, match="float"):
+        large(m=64.0)
+
+
+@pytest.mark.parametrize(
+    ("op", "last_dim", "wrong", "right"),
+    [
+        ("all_gather_matmul", False, "m", "nk"),
+        ("all_gather_matmul", True, "k", "mn"),
+        ("all_gather", False, "m", "n"),
+        ("all_gather", True, "n", "m"),
+        ("matmul_reduce_scatter", False, "m", "nk"),
+        ("matmul_reduce_scatter", True, "n", "mk"),
+        ("reduce_scatter", True, "n", "m"),
+        ("matmul_all_reduce", False, "", "mnk"),
+    ],
+)
+def test_explain_refuses_sizes_that_ranks_cannot_share(op: str, last_dim: bool, wrong: str, right: str) -> None:
+    even = {"m": 64, "n": 64, "k": 64 if OPS[op].multiplies else 0}
+    for name in right:
+        explain(op, **{**even, name: 63}, world=4, last_dim=last_dim)
+    for name in wrong:
+        with pytest.raises(ValueError, match=f"explain: {name} is 63, which 4 ranks cannot share evenly"):
+            explain(op, **{**even, name: 63}, world=4, last_dim=last_dim)
+
+
+def test_explain_says_why_a_shorter_prediction_is_not_taken() -> None:
+    reasons = [explain("matmul_reduce_scatter", m=m, n=4096, k=4096, world=2).reason for m in range(512, 8192, 512)]
+    for reason in reasons:
+        best, other = (float(each) for each in re.findall(r"(\d+\.\d+) ms", reason)[:2])
+        assert other >= best or "saves less than 5% or less than 0.02 ms" in reason or "host" in reason, reason
+    assert any("saves less than" in reason for reason in reasons)
 
 
 def devices(me: Rank) -> list[bool]:
