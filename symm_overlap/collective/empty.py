@@ -45,7 +45,7 @@ def empty(
     Raises:
         ValueError, TypeError: an argument is invalid. Raised before any communication.
         RuntimeError: ranks pass different sizes; or there is not enough memory on this rank or on another; or a CUDA
-            graph is being captured.
+            graph is being captured; or this process was forked from the rank.
         torch.distributed.DistBackendError: a peer is dead, or did not arrive before the deadline.
     """
     plain = torch.empty(*size, dtype=dtype, device="meta")  # type: ignore[arg-type]
@@ -57,7 +57,9 @@ def empty(
     if state.alone or settings.needs is not None:
         return torch.empty(plain.shape, dtype=plain.dtype, device=place, requires_grad=requires_grad)
     place = backend_of(place.type).resolve(place)
-    state.lane(of, place, settings.lane_index).workspace.require_preparable("empty() makes symmetric memory")
+    lane = state.lane(of, place, settings.lane_index)
+    lane.require_own_process()
+    lane.workspace.require_preparable("empty() makes symmetric memory")
     if not direct_access(state, place, settings.comparing):
         return torch.empty(plain.shape, dtype=plain.dtype, device=place, requires_grad=requires_grad)
     return new_symmetric(state, of, plain.shape, plain.dtype, place).requires_grad_(requires_grad)

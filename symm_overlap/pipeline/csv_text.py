@@ -46,7 +46,7 @@ def read_csv(text: str, dialect: str = "torch", *, pipelines: int = 1) -> Schedu
             message names the row and the cell, both counted from 1, and what was expected there.
     """
     try:
-        cells = list(csv.reader(io.StringIO(text, newline="")))
+        cells = list(csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline="")))
     except csv.Error as error:
         raise ValueError(f"the text is not CSV: {error}") from error
     rows: list[list[Action | None]] = []

@@ -228,15 +228,19 @@ class Lane:
         """Raise RuntimeError if no further call is possible: an earlier call failed, or this process was forked from
         the rank.
         """
-        if self._pid != os.getpid():
-            raise RuntimeError(
-                f"this process was forked from rank {self.rank} of group {self.group_name!r} (pid {self._pid}), and "
-                "cannot make calls for that rank: start ranks, and workers that call ops, with spawn, not fork"
-            )
+        self.require_own_process()
         if self.broken is not None:
             raise RuntimeError(
                 f"{name_of_lane(self.index)} of group {self.group_name!r} is out of step with its peers since a call "
                 f"failed ({self.broken}). Make a new group, or use another lane (symm_overlap.lane), on every rank."
+            )
+
+    def require_own_process(self) -> None:
+        """Raise RuntimeError if this process was forked from the rank."""
+        if self._pid != os.getpid():
+            raise RuntimeError(
+                f"this process was forked from rank {self.rank} of group {self.group_name!r} (pid {self._pid}), and "
+                "cannot make calls for that rank: start ranks, and workers that call ops, with spawn, not fork"
             )
 
     def give_up(self, op: str, error: BaseException) -> None:

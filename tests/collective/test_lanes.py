@@ -150,14 +150,17 @@ def test_threads_that_take_turns_on_one_lane_get_exact_results(ranks: Pool, seed
     ranks.run(3, one_lane, seed)
 
 
-def forked_child_calls(me: Rank, lane: int) -> str:
+def forked_child_calls(me: Rank, lane: int, allocates: bool) -> str:
     read, write = os.pipe()
     gather(me.group, 3, 1)
     if os.fork() == 0:
         message = "the call went through"
         try:
             with symm_overlap.lane(lane), symm_overlap.timeout(2):
-                gather(me.group, 3, 2)
+                if allocates:
+                    symm_overlap.empty(4, group=me.group)
+                else:
+                    gather(me.group, 3, 2)
         except BaseException as error:
             message = f"{type(error).__name__}: {error}"
         finally:
@@ -168,11 +171,12 @@ def forked_child_calls(me: Rank, lane: int) -> str:
     return os.read(read, 4096).decode()
 
 
+@pytest.mark.parametrize("allocates", [False, True])
 @pytest.mark.parametrize("new", [False, True], ids=["lane that the parent used", "new lane"])
 def test_a_forked_child_cannot_call_in_the_place_of_its_rank(
-    ranks: Pool, fresh_lane: Callable[[], int], new: bool
+    ranks: Pool, fresh_lane: Callable[[], int], new: bool, allocates: bool
 ) -> None:
-    for rank, message in enumerate(ranks.run(2, forked_child_calls, fresh_lane() if new else 0)):
+    for rank, message in enumerate(ranks.run(2, forked_child_calls, fresh_lane() if new else 0, allocates)):
         assert message.startswith(f"RuntimeError: this process was forked from rank {rank} of group "), message
         assert f"(pid {ranks.pid(rank)})" in message
         assert "with spawn, not fork" in message

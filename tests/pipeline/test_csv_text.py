@@ -32,6 +32,10 @@ def test_other_line_ends_and_spaces_are_read_too():
     assert read_csv(GOLDEN.replace("\r\n", "\n").replace(",", " , ")) == read_csv(GOLDEN)
 
 
+def test_a_byte_order_mark_is_ignored():
+    assert read_csv("\ufeff0F0,0B0\n") == read_csv("0F0,0B0\n")
+
+
 def test_the_golden_table_is_what_it_looks_like():
     schedule = read_csv(GOLDEN)
     assert [len(row) for row in schedule.rows] == [6, 6]

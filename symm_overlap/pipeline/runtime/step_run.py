@@ -192,7 +192,13 @@ class StepRun:
             self.results[microbatch] = tree_map(_detached, output)  # its graph would keep the activations alive
         if self._loss is None:
             return
-        loss = self._loss(output, self._batch.targets[microbatch])
+        target = self._batch.targets[microbatch]
+        try:
+            loss = self._loss(output, target)
+        except Exception as error:
+            if target is not None:
+                raise
+            raise TypeError(f"the loss failed, perhaps because the step got no target=: {error}") from error
         if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.is_complex():
             raise TypeError(
                 f"the loss of microbatch {microbatch} is {short(loss)}: it must be a tensor of one real number"

@@ -43,6 +43,11 @@ WRONG: dict[str, tuple[Callable[[Rank], Any], type[Exception], str]] = {
         ValueError,
         "microbatches must be at least 1, not 0",
     ),
+    "a loss without a target": (
+        lambda me: step(me, X),
+        TypeError,
+        "the loss failed, perhaps because the step got no target=: unsupported operand",
+    ),
     "a truth value": (
         lambda me: runtime(me, microbatches=False),
         TypeError,
