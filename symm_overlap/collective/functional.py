@@ -21,7 +21,7 @@ _Wrapper = TypeVar("_Wrapper", bound=Callable[..., Any])
 def functional(wrapper: _Wrapper) -> _Wrapper:
     """Return a function that calls an op and accepts a ``group`` of any kind.
 
-    Peers are also notified when this function or the dispatcher rejects the call.
+    With SYMM_OVERLAP_CHECK=1, peers are also notified when this function or the dispatcher rejects the call.
     """
     bind = inspect.signature(wrapper).bind
 

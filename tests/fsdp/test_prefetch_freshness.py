@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 import symm_overlap.fsdp
 from symm_overlap.fsdp import plan_prefetch
@@ -102,15 +105,17 @@ def test_a_plan_that_saw_no_communication_is_left_to_torch(ranks: Pool) -> None:
 
 
 def accumulated_without_resharding(me: Rank) -> tuple[str, str]:
-    model: Any = symm_overlap.fsdp.apply(sharded(me, built(), keep=range(99)))
-    plan = plan_prefetch(model, "depth=2", verbose=False)
+    model: Any = nn.Sequential(*(nn.Linear(8, 8).double() for _ in range(3)))
+    for module in (model[0], model):
+        fully_shard(module, mesh=DeviceMesh.from_group(me.group, "cpu"), reshard_after_forward=False)
+    plan = plan_prefetch(symm_overlap.fsdp.apply(model), "depth=2", verbose=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for last in (False, True):
             model.set_requires_gradient_sync(last)
             model.set_is_last_backward(last)
             model.set_reshard_after_backward(last)
-            model(data(me, 0).requires_grad_()).sum().backward()
+            model(data(me, 0)).square().sum().backward()
     return plan.status, plan.note
 
 
