@@ -29,7 +29,7 @@ def all_bits_arrive(me: Rank, path: str) -> None:
     for dtype in DTYPES:
         for shape, dim in SHAPES:
             with symm_overlap.force_path(path, chunks=2):
-                gathered = symm_overlap.all_gather(shard(shape, dtype, me.rank), dim, me.group)
+                gathered = symm_overlap.all_gather(shard(shape, dtype, me.rank).to(me.device), dim, me.group).cpu()
             assert gathered.dtype == dtype
             expected = torch.cat([bits(shard(shape, dtype, rank)) for rank in range(me.world)], dim % len(shape))
             assert torch.equal(bits(gathered), expected), (dtype, shape, dim)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import symm_overlap
 from tests.collective.gradient_cases import CASES, Case, Gather, Scatter
+from tests.collective.test_gathered_dtypes import all_bits_arrive
 from tests.gpu.conditions import Path, on_path
 from tests.gpu.conftest import Worlds
 from tests.gpu.test_values import FEW_PATHS, difference, exact, zeros_and_ones
@@ -22,6 +23,11 @@ EMPTY = [((2, 0), 4, 5), ((0, 3), 4, 5), ((2, 3), 0, 5), ((2, 3), 4, 0), ((0, 0)
 def test_empty_tensors_and_single_elements(gpu_ranks: Worlds, path: Path) -> None:
     cases = [case.sized(*sizes) for sizes in EMPTY for case in CASES]
     gpu_ranks.run(2, exact, cases, path, [torch.float32])
+
+
+@pytest.mark.parametrize("path", ["sequential", "pipelined", "c10d"])
+def test_gathers_of_other_dtypes(gpu_ranks: Worlds, path: str) -> None:
+    gpu_ranks.run(2, all_bits_arrive, path)
 
 
 RAGGED = [((3, 19), 33, 17), ((1, 129), 72, 40), ((2, 61), 16, 144)]
