@@ -17,5 +17,5 @@ def unrepeated() -> Iterator[None]:
         yield
 
 
-def _usually(op: Repeatable, peers: Peers, args: Sequence[Any], kwargs: Mapping[str, Any], kind: bytes) -> Any:
+def _usually(op: Repeatable, peers: Peers, args: Sequence[Any], kwargs: Mapping[str, Any], key: bytes | None) -> Any:
     return op.eager(peers, *args, **kwargs)

@@ -174,16 +174,20 @@ def _compare(args: argparse.Namespace) -> int:
 
 def _note(source: str, schedule: Schedule) -> str:
     """Return a line that says that a schedule does not train, if that is so: a time can be simulated nevertheless."""
-    if GENERATORS.get(source) is not None:  # tests verify these
+    if not _is_file(source):  # tests verify those of the generators
         return ""
-    problems = len(verify(schedule).problems)
+    problems = len(verify(schedule, transport="queued").problems)  # how our runtime sends
     found = f"{problems} problem{'s' if problems > 1 else ''}"
-    return f"\n{source} does not train a model: schedule verify finds {found}" if problems else ""
+    return f"\n{source} does not train a model: schedule verify --transport queued finds {found}" if problems else ""
+
+
+def _is_file(source: str) -> bool:
+    return source == "-" or source.endswith(".csv") or Path(source).is_file()
 
 
 def _schedule(source: str, args: argparse.Namespace) -> Schedule:
     """Read or generate the schedule that ``source`` names."""
-    if source == "-" or source.endswith(".csv") or Path(source).is_file():
+    if _is_file(source):
         return _read(source, args)
     stages = args.ranks * (2 if args.stages_per_rank is None else args.stages_per_rank)
     require_at_most(_MOST_CELLS, stages * (args.microbatches + args.ranks), "stages * (microbatches + ranks)")

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .. import _C
 from .._torch import add_to_cache_keys, below_autocast, resolve_group, untracked_views
 from ..runtime import TRAITS, NotCapturedError
 from ..settings import applied, current
@@ -113,7 +112,7 @@ def _kernel(op: str, eager: Callable[..., Any], at: int, repeatable: Repeatable 
             with untracked_views():
                 given = args[:at] + args[at + 1 :]
                 if repeatable is not None:
-                    return repeatable.call(peers, given, kwargs, key or _C.call_key((args, *kwargs.items())))
+                    return repeatable.call(peers, given, kwargs, key)
                 return eager(peers, *given, **kwargs)
         except NotCapturedError as error:
             peers.forget()

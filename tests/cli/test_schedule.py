@@ -94,11 +94,13 @@ def test_a_schedule_that_does_not_train_is_simulated_with_a_note(capsys: Capture
     """Rank 1 runs its backward before its forward, which takes less time than any schedule that trains."""
     wrong = tmp_path / "wrong.csv"
     wrong.write_text("0F0,0B0\n1B0,1F0\n")
-    note = f"{wrong} does not train a model: schedule verify finds 1 problem"
+    note = f"{wrong} does not train a model: schedule verify --transport queued finds 1 problem"
     assert printed(capsys, "simulate", str(wrong)).splitlines()[-1] == note
     sources = [str(wrong), "1F1B"]
     assert printed(capsys, "compare", *sources, "--ranks", "2", "--microbatches", "1").splitlines()[-1] == note
-    for sound in ("1F1B", "zbv"):
+    late = tmp_path / "late.csv"  # sound only if sends do not wait for their receives
+    printed(capsys, "convert", "ZBV", "--lower", "--deferred", "--out", str(late), *SMALL)
+    for sound in ("1F1B", "zbv", str(late)):
         assert "does not train" not in printed(capsys, "simulate", sound, *SMALL)
 
 

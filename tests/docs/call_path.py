@@ -110,7 +110,7 @@ def watch_call(rank: int, group: dist.ProcessGroup) -> dict[str, dict[str, list[
     with suppress(ImportError):  # an older version
         from symm_overlap.collective.exchange import Repeatable
 
-        def usually(op: Repeatable, peers: Any, args: Any, kwargs: Any, *key: bytes) -> Any:
+        def usually(op: Repeatable, peers: Any, args: Any, kwargs: Any, *key: Any) -> Any:
             return op.eager(peers, *args, **kwargs)
 
         Repeatable.call = usually  # type: ignore[method-assign]

@@ -55,8 +55,9 @@ def host_ends(me: Rank, known: bool, waiting: bool) -> Errors:
     if not known:
         errors["refusal"] = error_of(_C.refuse_rendezvous, name, "tag", "reason")
         errors["look"] = error_of(_C.death_of, name, 0)
-    elif _C.death_of(name, 0) == "":
-        raise AssertionError("ranks that have met can still report the death of a peer")
+    else:
+        _C.refuse_rendezvous(name, "tag", "reason")  # asks the store nothing
+        assert _C.death_of(name, 0), "ranks that have met can still report the death of a peer"
     return errors
 
 

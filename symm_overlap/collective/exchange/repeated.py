@@ -53,20 +53,20 @@ class Repeatable:
     def __init__(self, eager: Callable[..., Any], gathers: bool) -> None:
         self.eager, self._gathers = eager, gathers
 
-    def call(self, peers: Peers, args: tuple[Any, ...], kwargs: Mapping[str, Any], kind: bytes) -> Any:
+    def call(self, peers: Peers, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: bytes | None) -> Any:
         """Return ``eager(peers, *args, **kwargs)``, by repeating an earlier call if possible.
 
         Args:
-            kind: the `call_key` of the arguments.
+            key: the `kernel_key` of the op's arguments, if the caller knows it.
         """
         state, settings, eager = peers.state, peers.settings, self.eager
         if state.alone or settings.needs is not None or settings.transforms or settings.comparing or _C.profiled():
             return eager(peers, *args, **kwargs)
         # What is gathered may be in symmetric memory in one call, and in other memory in the next.
         place = place_of(args[0], state) if self._gathers else None
-        key = eager, kind, place, settings.routing
+        kind = eager, key or _C.call_key((args, *kwargs.items())), place, settings.routing
         cache = state.repeated
-        known = cache.get(key)
+        known = cache.get(kind)
         if known is _NEVER:
             return eager(peers, *args, **kwargs)
         if known is not None:
@@ -77,10 +77,10 @@ class Repeatable:
             result = eager(peers, *args, **kwargs)
         kept = _to_keep(known, runs, args, result)
         if kept is not known:
-            if key not in cache:  # a copy of the keys, because other threads may change the cache meanwhile
+            if kind not in cache:  # a copy of the keys, because other threads may change the cache meanwhile
                 for oldest in [*cache][: max(0, len(cache) + 1 - MOST_REPEATED)]:
                     cache.pop(oldest, None)
-            cache[key] = kept
+            cache[kind] = kept
         return result
 
 
