@@ -22,6 +22,8 @@ def has_the_mesh_of_fully_shard(me: Rank) -> None:
         fully_shard(model, mesh=mesh, ignored_params=set(model[0].parameters()))
         model(torch.ones(3, 4, dtype=torch.float64)).square().sum().backward()
         assert nn.utils.clip_grad_norm_(model.parameters(), 1.0).full_tensor() > 0
+    unnamed = DeviceMesh.from_group(me.group, "cpu")
+    assert mesh_of((unnamed, 0), torch.empty(0)) is unnamed
     square = DeviceMesh.from_group(
         [me.group, me.group], "cpu", mesh=torch.arange(me.world).view(1, -1), mesh_dim_names=("a", "b")
     )
