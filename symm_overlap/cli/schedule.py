@@ -45,9 +45,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         function(of)
         of.set_defaults(schedule_command=run_)
         add = of.add_argument
-        add("--ranks", type=int, default=4, metavar="N", help="ranks of a generated schedule (default 4)")
-        add("--microbatches", type=int, default=8, metavar="N", help="microbatches of a generated one (default 8)")
-        add("--stages-per-rank", type=int, metavar="N", help="stages on each rank (default: the generator's own)")
+        add("--ranks", type=int, metavar="N", help="ranks (default: the file's, or 4)")
+        add("--microbatches", type=int, metavar="N", help="microbatches (default: the file's, or 8)")
+        add("--stages-per-rank", type=int, metavar="N", help="stages on each rank (default: the source's own)")
         add("--dialect", choices=DIALECTS, default="torch", help="names of actions in a CSV file (default torch)")
         add("--pipelines", type=int, default=1, metavar="N", help="pipelines in a CSV file: 2 for DualPipe (default 1)")
 
@@ -186,12 +186,31 @@ def _is_file(source: str) -> bool:
 
 
 def _schedule(source: str, args: argparse.Namespace) -> Schedule:
-    """Read or generate the schedule that ``source`` names."""
+    """Read or generate the schedule that ``source`` names.
+
+    Raises:
+        ValueError: the schedule in a file has another size than the options say.
+    """
     if _is_file(source):
-        return _read(source, args)
-    stages = args.ranks * (2 if args.stages_per_rank is None else args.stages_per_rank)
-    require_at_most(_MOST_CELLS, stages * (args.microbatches + args.ranks), "stages * (microbatches + ranks)")
-    return generate(source, args.ranks, args.microbatches, args.stages_per_rank)
+        schedule = _read(source, args)
+        _require_size(schedule, source, args)
+        return schedule
+    ranks = 4 if args.ranks is None else args.ranks
+    microbatches = 8 if args.microbatches is None else args.microbatches
+    stages = ranks * (2 if args.stages_per_rank is None else args.stages_per_rank)
+    require_at_most(_MOST_CELLS, stages * (microbatches + ranks), "stages * (microbatches + ranks)")
+    return generate(source, ranks, microbatches, args.stages_per_rank)
+
+
+def _require_size(schedule: Schedule, source: str, args: argparse.Namespace) -> None:
+    for option, size in (
+        ("ranks", schedule.ranks),
+        ("microbatches", schedule.microbatches),
+        ("stages-per-rank", schedule.stages // schedule.ranks),
+    ):
+        wanted = getattr(args, option.replace("-", "_"))
+        if wanted not in (None, size):
+            raise ValueError(f"--{option} is {wanted}, and the schedule in {source} has {size}")
 
 
 def _read(source: str, args: argparse.Namespace) -> Schedule:

@@ -102,8 +102,8 @@ def test_a_schedule_that_does_not_train_is_simulated_with_a_note(capsys: Capture
     made = lower(generate("Interleaved1F1B", 4, 8), deferred=True, transport="queued")
     late.write_text(write_csv(made))
     printed(capsys, "verify", str(late), code=1)
-    for sound in ("1F1B", "zbv", str(late)):
-        assert "does not train" not in printed(capsys, "simulate", sound, *SMALL)
+    for sound in (["1F1B", *SMALL], ["zbv", *SMALL], [str(late)]):
+        assert "does not train" not in printed(capsys, "simulate", *sound)
 
 
 def test_compare_has_a_row_for_every_generator_that_can_be_made(capsys: Captured) -> None:
@@ -122,6 +122,18 @@ def test_a_table_that_cannot_be_read_is_named(
     assert f"{path}: row 1 (rank 0), cell 2: '0G0' is not an action" in printed(capsys, "show", str(path), code=2)
     monkeypatch.setattr("sys.stdin", None)
     assert "standard input: it is closed" in printed(capsys, "show", "-", code=2)
+
+
+def test_a_schedule_from_a_file_has_the_size_that_was_asked_for(capsys: Captured, tmp_path: Path) -> None:
+    path = tmp_path / "read.csv"
+    path.write_text(write_csv(generate("ZBV", 3, 5)))
+    right = ["--ranks", "3", "--microbatches", "5", "--stages-per-rank", "2"]
+    assert printed(capsys, "verify", str(path)) == printed(capsys, "verify", str(path), *right)
+    for option, size in (("--ranks", 3), ("--microbatches", 5), ("--stages-per-rank", 2)):
+        wrong = f"{option} is 4, and the schedule in {path} has {size}"
+        for command in ("show", "verify", "simulate", "convert"):
+            assert wrong in printed(capsys, command, str(path), option, "4", code=2)
+        assert f"{path} is left out: {wrong}" in printed(capsys, "compare", str(path), "Interleaved1F1B", option, "4")
 
 
 def test_convert_writes_what_the_passes_make(tmp_path: Path, capsys: Captured) -> None:
