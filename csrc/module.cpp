@@ -36,7 +36,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("layout_key", &cpu::layout_key);
   m.def("profiled", &at::hasCallbacks);
   m.def("shm_dir", &cpu::shm_dir);
-  m.def("set_thread_timeout_ms", &cpu::set_thread_timeout_ms);
+  m.attr("timeout_variable") = cpu::new_timeout_variable();
+  m.def("process_timeout_ms", &cpu::process_timeout_ms);
   m.def("timeout_ms_or_default", &cpu::timeout_ms_or_default);
   m.def("new_output", &cpu::new_output);
   m.attr("large_output_bytes") = cpu::kLarge;
@@ -84,6 +85,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   // Why nothing more will come from a rank with which this rank shares no memory yet. Empty if something may still
   // come.
   m.def("death_of", [](const std::string& group_name, int rank) {
+    const cpu::WithoutGil without_gil;  // another thread may be waiting in the store, which this has to read
     return cpu::death_of(*c10d::resolve_process_group(group_name), group_name, rank);
   });
   // Like torch's rendezvous, but matched with rendezvous of the same tag only. After it, torch's own call returns the

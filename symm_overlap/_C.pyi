@@ -1,6 +1,7 @@
 """Types of the C++ extension; see csrc/module.cpp and csrc/cuda/bindings.cpp."""
 
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor
@@ -25,7 +26,11 @@ def profiled() -> bool:
     """True if a profiler records this thread."""
 
 def shm_dir() -> str: ...
-def set_thread_timeout_ms(timeout_ms: int, /) -> None: ...
+
+timeout_variable: ContextVar[int]
+"""The deadline of waits in C++, in milliseconds; 0 if it is not set. See csrc/cpu/deadline.h."""
+
+def process_timeout_ms() -> int: ...
 def timeout_ms_or_default(argument: int, /) -> int: ...
 def new_output(like: Tensor, shape: Sequence[int], /) -> Tensor: ...
 def kept_output_bytes() -> int: ...

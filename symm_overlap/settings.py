@@ -82,7 +82,7 @@ class Settings:
     @property
     def seconds(self) -> float:
         """The deadline of one wait, in seconds."""
-        return self.timeout if self.timeout is not None else _C.timeout_ms_or_default(0) / 1000
+        return self.timeout if self.timeout is not None else _C.process_timeout_ms() / 1000
 
     @property
     def comparing(self) -> bool:
@@ -174,7 +174,7 @@ def applied(settings: Settings) -> Block:
 
 def _set(settings: Settings) -> None:
     # The C++ code has waits of its own, in torch's handles and where ranks meet. It must know the deadline too.
-    _C.set_thread_timeout_ms(0 if settings.timeout is None else max(1, round(settings.timeout * 1000)))
+    _C.timeout_variable.set(0 if settings.timeout is None else max(1, round(settings.timeout * 1000)))
     _settings.set(settings)
 
 

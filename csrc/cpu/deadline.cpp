@@ -6,13 +6,38 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "cpu/without_gil.h"
+
 namespace symm_overlap::cpu {
 
 namespace {
 
 constexpr double kLongest = 1e9;  // seconds, 30 years: far from any overflow
 
-thread_local int64_t thread_timeout = 0;
+PyObject* variable = nullptr;  // never freed: threads may wait until the process exits
+
+int64_t context_timeout_ms() {
+  const WithGil with_gil;
+  if (!with_gil) {
+    return 0;
+  }
+  PyObject* value = nullptr;
+  if (PyContextVar_Get(variable, nullptr, &value) < 0) {
+    throw pybind11::error_already_set();
+  }
+  return pybind11::reinterpret_steal<pybind11::int_>(value).cast<int64_t>();
+}
+
+}  // namespace
+
+pybind11::object new_timeout_variable() {
+  const pybind11::int_ none(0);
+  variable = PyContextVar_New("symm_overlap timeout in milliseconds", none.ptr());
+  if (variable == nullptr) {
+    throw pybind11::error_already_set();
+  }
+  return pybind11::reinterpret_borrow<pybind11::object>(variable);
+}
 
 int64_t process_timeout_ms() {
   static const int64_t timeout = [] {
@@ -30,17 +55,12 @@ int64_t process_timeout_ms() {
   return timeout;
 }
 
-}  // namespace
-
-void set_thread_timeout_ms(int64_t timeout_ms) {
-  thread_timeout = timeout_ms;
-}
-
 int64_t timeout_ms_or_default(int64_t argument) {
   if (argument > 0) {
     return argument;
   }
-  return thread_timeout > 0 ? thread_timeout : process_timeout_ms();
+  const int64_t set = context_timeout_ms();
+  return set > 0 ? set : process_timeout_ms();
 }
 
 }  // namespace symm_overlap::cpu

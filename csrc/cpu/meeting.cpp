@@ -32,7 +32,7 @@ std::string process_key(const std::string& group_name, int rank) {
 }  // namespace
 
 std::string boot_id() {
-  static const std::string id = [] {
+  static const auto* const id = [] {  // never destroyed: threads may still wait
     constexpr const char* kFile = "/proc/sys/kernel/random/boot_id";
     char text[64] = {};
     const int file = ::open(kFile, O_RDONLY | O_CLOEXEC);
@@ -42,9 +42,9 @@ std::string boot_id() {
     const ssize_t size = file >= 0 ? ::read(file, text, sizeof(text)) : 0;
     ::close(file);
     const std::string line(text, std::max<ssize_t>(size, 0));
-    return line.empty() ? "unknown" : line.substr(0, line.find('\n'));
+    return new std::string(line.empty() ? "unknown" : line.substr(0, line.find('\n')));
   }();
-  return id;
+  return *id;
 }
 
 std::string death_of(c10d::ProcessGroup& group, const std::string& group_name, int rank) {

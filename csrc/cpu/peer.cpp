@@ -27,10 +27,13 @@ ProcessId ProcessId::self() {
 }
 
 std::shared_ptr<const Peer> Peer::of(const ProcessId& id) {
-  static std::mutex mutex;
-  static std::map<std::pair<pid_t, uint64_t>, std::weak_ptr<const Peer>> peers;
-  const std::lock_guard lock(mutex);
-  auto& known = peers[{id.pid, id.pid_namespace}];
+  struct Known {
+    std::mutex mutex;
+    std::map<std::pair<pid_t, uint64_t>, std::weak_ptr<const Peer>> peers;
+  };
+  static auto* const all = new Known;  // never destroyed: threads may still wait
+  const std::lock_guard lock(all->mutex);
+  auto& known = all->peers[{id.pid, id.pid_namespace}];
   auto peer = known.lock();
   if (!peer || peer->dead()) {  // the pid of a dead process may belong to a new process by now
     peer = std::make_shared<const Peer>(id);

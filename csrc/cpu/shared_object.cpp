@@ -44,11 +44,11 @@ std::string room() {
 }  // namespace
 
 const std::string& shm_dir() {
-  static const std::string dir = [] {
+  static const auto* const dir = [] {  // never destroyed: threads may still wait
     const char* set = std::getenv("SYMM_OVERLAP_SHM_DIR");
-    return std::string(set != nullptr && *set != '\0' ? set : "/dev/shm");
+    return new std::string(set != nullptr && *set != '\0' ? set : "/dev/shm");
   }();
-  return dir;
+  return *dir;
 }
 
 SharedObject SharedObject::create(size_t bytes, const char* purpose) {

@@ -21,6 +21,20 @@ bool interpreter_ends() {
   }
 }
 
+template <typename Acquire>
+void acquire(const Acquire& acquire_gil) {
+  if (interpreter_ends()) {
+    stay_until_the_process_exits();
+  }
+  try {
+    acquire_gil();
+  } catch (const abi::__forced_unwind&) {
+    // The interpreter has ended after interpreter_ends() was called. Up to Python 3.13, it then calls pthread_exit,
+    // which arrives here as an exception. This exception must not be swallowed, but its handler may run forever.
+    stay_until_the_process_exits();
+  }
+}
+
 }  // namespace
 
 WithoutGil::WithoutGil() {
@@ -31,7 +45,7 @@ WithoutGil::WithoutGil() {
 
 WithoutGil::~WithoutGil() {
   if (state_ != nullptr) {
-    take();
+    acquire([this] { PyEval_RestoreThread(state_); });
   }
 }
 
@@ -39,7 +53,7 @@ void WithoutGil::check_signals() const {
   if (state_ == nullptr) {
     return;
   }
-  take();
+  acquire([this] { PyEval_RestoreThread(state_); });
   struct Released {
     ~Released() { (void)PyEval_SaveThread(); }
   } const released_at_the_end;
@@ -48,16 +62,22 @@ void WithoutGil::check_signals() const {
   }
 }
 
-void WithoutGil::take() const {
-  if (interpreter_ends()) {
-    stay_until_the_process_exits();
+WithGil::WithGil() {
+  if (Py_IsInitialized() == 0) {
+    return;
   }
-  try {
-    PyEval_RestoreThread(state_);
-  } catch (const abi::__forced_unwind&) {
-    // The interpreter has ended after interpreter_ends() was called. Up to Python 3.13, it then calls pthread_exit,
-    // which arrives here as an exception. This exception must not be swallowed, but its handler may run forever.
-    stay_until_the_process_exits();
+  if (PyGILState_Check() == 0) {
+    if (interpreter_ends()) {
+      return;
+    }
+    acquire([this] { taken_ = PyGILState_Ensure(); });
+  }
+  has_ = true;
+}
+
+WithGil::~WithGil() {
+  if (taken_) {
+    PyGILState_Release(*taken_);
   }
 }
 

@@ -5,6 +5,8 @@
 #include <Python.h>
 #include <pybind11/pybind11.h>
 
+#include <optional>
+
 namespace symm_overlap::cpu {
 
 class __attribute__((visibility("hidden"))) WithoutGil {
@@ -23,9 +25,23 @@ class __attribute__((visibility("hidden"))) WithoutGil {
   void check_signals() const;
 
  private:
-  void take() const;
-
   PyThreadState* state_ = nullptr;
+};
+
+// A scope of code that reads something of Python's, also inside a `WithoutGil`. It is false if the interpreter ends,
+// and the GIL belongs to another thread for good.
+class __attribute__((visibility("hidden"))) WithGil {
+ public:
+  WithGil();
+  ~WithGil();
+  WithGil(const WithGil&) = delete;
+  WithGil& operator=(const WithGil&) = delete;
+
+  explicit operator bool() const { return has_; }
+
+ private:
+  bool has_ = false;
+  std::optional<PyGILState_STATE> taken_;
 };
 
 }  // namespace symm_overlap::cpu

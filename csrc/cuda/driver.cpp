@@ -62,14 +62,15 @@ void CudaDriver::begin() {
   without_gil_.emplace();
   try {
     guard_.emplace(device_);
+    if (!entered_) {
+      streams_[0] = c10::cuda::getCurrentCUDAStream(device_);
+      std::fill(used_.begin(), used_.end(), false);
+      current_ = 0;
+    }
   } catch (...) {  // `end` is not called in this case
+    guard_.reset();
     without_gil_.reset();
     throw;
-  }
-  if (!entered_) {
-    streams_[0] = c10::cuda::getCurrentCUDAStream(device_);
-    std::fill(used_.begin(), used_.end(), false);
-    current_ = 0;
   }
   entered_ = false;
 }

@@ -12,6 +12,7 @@
 #include "common/watch.h"
 #include "cpu/allocator.h"
 #include "cpu/known_peers.h"
+#include "cpu/without_gil.h"
 #include "cuda/memory_operations.h"
 #include "cuda/ops.h"
 
@@ -133,9 +134,17 @@ LaneHost::~LaneHost() {
   // False in a forked process, which does not have the pinned memory.
   const bool left = capture_ == 0 && Watch::of_this_process().leave(host_);
   const bool ran = left && !open_ && epoch_reached(__atomic_load_n(&record_->ended, __ATOMIC_ACQUIRE), ends_);
-  if (left && ran) return;
-  (void)pinned_.release();
-  (void)record_.release();
+  if (!ran) {
+    (void)pinned_.release();
+    (void)record_.release();
+    (void)new at::Tensor(peers_);  // for ever: the allocator could give this memory to another stream
+  }
+  // To free memory may mean to wait for the device, whose streams may wait for what other threads are yet to launch.
+  const cpu::WithoutGil without_gil;
+  pinned_.reset();
+  record_.reset();
+  peers_.reset();
+  control_.reset();
 }
 
 void LaneHost::check_memory(const at::Tensor& control, const at::Tensor& peers,

@@ -147,10 +147,11 @@ class Lane:
                 f"{op} needs {nbytes} bytes of workspace and {channels} channels, but the lane has "
                 f"{workspace.half} and {workspace.channels}"
             )
+        self.require_own_process()  # first: another thread may have held the lock when the process was forked
         with self.lock:
             if fits is not None and not fits(self.calls % 2):
                 return None
-            self.require_in_step()
+            self._require_unbroken()
             try:
                 if nbytes > workspace.half or channels > workspace.channels:
                     self._grow(op, nbytes, channels, seconds, call_hash)
@@ -182,14 +183,15 @@ class Lane:
 
     @contextmanager
     def turn(self, op: str) -> Iterator[None]:
-        """Hold the lane for one call that uses no workspace. If that call fails, the lane is broken, as peers may be in
-        the middle of the call.
+        """Hold the lane for one call that does not read or write the workspace. If that call fails, the lane is broken,
+        as peers may be in the middle of the call.
 
         Raises:
             RuntimeError: see `run`.
         """
+        self.require_own_process()
         with self.lock:
-            self.require_in_step()
+            self._require_unbroken()
             try:
                 yield
             except BaseException as error:
@@ -217,9 +219,11 @@ class Lane:
     def reserve(self, nbytes: int, seconds: float, call_hash: int, op: str = "prepare", channels: int = 1) -> None:
         """Grow the workspace, if needed, for calls that use ``nbytes`` of a half and signal on ``channels`` channels.
         Collective if the workspace has to grow.
+
+        Raises:
+            RuntimeError: see `run`. Memory runs out on this rank or (`torch.distributed.DistBackendError`) on another.
         """
-        with self.lock:
-            self.require_in_step()
+        with self.turn(op):
             if max(1, nbytes) > self.workspace.half or channels > self.workspace.channels:
                 self._grow(op, max(1, nbytes), channels, seconds, call_hash)
                 self.calls += 1  # a separate number, so that the peers' next call is not compared with this one
@@ -229,6 +233,9 @@ class Lane:
         the rank.
         """
         self.require_own_process()
+        self._require_unbroken()
+
+    def _require_unbroken(self) -> None:
         if self.broken is not None:
             raise RuntimeError(
                 f"{name_of_lane(self.index)} of group {self.group_name!r} is out of step with its peers since a call "

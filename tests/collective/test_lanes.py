@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import symm_overlap
+from symm_overlap.runtime import state_of
 from symm_overlap.settings import current
 from tests.collective import reference as ref
 from tests.ranks import Pool, Rank
@@ -153,6 +155,8 @@ def test_threads_that_take_turns_on_one_lane_get_exact_results(ranks: Pool, seed
 def forked_child_calls(me: Rank, lane: int, allocates: bool) -> str:
     read, write = os.pipe()
     gather(me.group, 3, 1)
+    lock: Any = state_of(me.group).lane(me.group, torch.device("cpu"), 0).lock
+    lock.acquire()  # as if another thread of the parent were in a call
     if os.fork() == 0:
         message = "the call went through"
         try:
@@ -166,6 +170,7 @@ def forked_child_calls(me: Rank, lane: int, allocates: bool) -> str:
         finally:
             os.write(write, message.encode())
             os._exit(0)
+    lock.release()
     os.wait()
     gather(me.group, 3, 3)  # the parent can still call
     return os.read(read, 4096).decode()

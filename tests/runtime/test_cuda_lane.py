@@ -128,6 +128,25 @@ def test_a_lane_that_gets_more_channels_gives_back_what_no_graph_was_captured_wi
     assert alive(made["workspaces"]) == alive(made["signals"]) == [False, True, False, True, True]
 
 
+def test_memory_that_cannot_be_completed_leaves_the_lane_as_it_was(
+    gpu: Gpu, made: dict[str, list[weakref.ref[object]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is room for the larger workspace, and not for the signals of more channels."""
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise RuntimeError("out of memory")
+
+    lane = cuda_lane()
+    before = dict(vars(workspace_of(lane)))
+    monkeypatch.setattr(workspace, "CudaSignals", SimpleNamespace(create=fail))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        lane.reserve(1 << 21, 1.0, 7, channels=9)
+    assert vars(workspace_of(lane)) == before
+    assert alive(made["workspaces"]) == [False]
+    with pytest.raises(RuntimeError, match=r"out of step with its peers since a call failed \(prepare: RuntimeError\)"):
+        lane.reserve(64, 1.0, 7)
+
+
 def test_a_lane_that_goes_away_during_a_capture_keeps_its_memory_until_the_host_may_wait(
     gpu: Gpu, made: dict[str, list[weakref.ref[object]]]
 ) -> None:

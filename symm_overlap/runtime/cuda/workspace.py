@@ -145,13 +145,12 @@ class CudaWorkspace:
             return tensor
 
         tensor = on_every_rank(room, group, self._tag)
-        self._handle = rendezvous(tensor, group)
-        self._tensor, self.half = tensor, half
-        if channels > self.channels:
-            self.channels = max(_FEWEST_CHANNELS, channels)
-            self._signals = CudaSignals.create(
-                group, self._device, lane=self._index, tag=self._tag, channels=self.channels
-            )
+        handle, signals, most = rendezvous(tensor, group), self._signals, self.channels
+        if channels > most:
+            most = max(_FEWEST_CHANNELS, channels)
+            signals = CudaSignals.create(group, self._device, lane=self._index, tag=self._tag, channels=most)
+        self._tensor, self._handle, self.half = tensor, handle, half
+        self._signals, self.channels = signals, most
 
     def view(self, rank: int, parity: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """See `Workspace.view`."""
