@@ -8,6 +8,7 @@
 #include "cpu/allocator.h"
 #include "cpu/arguments.h"
 #include "cpu/copy.h"
+#include "cpu/counted.h"
 #include "cpu/deadline.h"
 #include "cpu/driver.h"
 #include "cpu/lane.h"
@@ -39,6 +40,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.attr("timeout_variable") = cpu::new_timeout_variable();
   m.def("process_timeout_ms", &cpu::process_timeout_ms);
   m.def("timeout_ms_or_default", &cpu::timeout_ms_or_default);
+  m.def("counting_writes_to", &cpu::counting_writes_to);
   m.def("new_output", &cpu::new_output);
   m.attr("large_output_bytes") = cpu::kLarge;
   m.def("kept_output_bytes", &cpu::kept_output_bytes);

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from math import prod
@@ -28,7 +27,7 @@ class EmulatedCpuWorkspace:
         self.phantoms: PhantomMemory
         self._world, self._signals, self._seconds = world, HostSignals(world), 0.0
 
-    def guarded(self, lock: threading.Lock) -> AbstractContextManager[object]:
+    def guarded(self, lock: AbstractContextManager[object]) -> AbstractContextManager[object]:
         """Return the lock itself: it is enough here."""
         return lock
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from ..collective import all_gather_matmul, matmul_reduce_scatter
 from .gradients import contiguous_gradient, matmul_to_replicated, replicated_matmuls, summed_gradients, transposed
 from .layouts import dim_of, even_or_whole, is_shard, same, to_local_input, to_output
-from .offer import offered
+from .offer import Offer, offered, with_offers
 from .sharding import local_of, sharded
 
 LAST = Shard(-1)
@@ -60,18 +61,27 @@ class Layout:
     def __deepcopy__(self: _Self, memo: Any) -> _Self:
         return self  # it never changes, and ranks are not copied with a model
 
+    @cached_property
+    def placements(self) -> tuple[Placement, Placement]:
+        """How the weight and the bias are sharded."""
+        raise NotImplementedError
+
     def weight(self, module: nn.Module) -> Tensor:
         """Return the module's weight on this rank, as the right-hand side of a matmul: (in, out)."""
-        local = local_of(module.weight)
-        return local if self.transposed else transposed(local)
+        return local_of(module.weight, self.mesh, self.placements[0], None if self.transposed else transposed)
 
     def bias(self, module: nn.Module) -> Tensor | None:
         """Return the module's bias on this rank."""
-        return None if module.bias is None else local_of(module.bias)
+        return None if module.bias is None else local_of(module.bias, self.mesh, self.placements[1])
 
 
 class Column(Layout):
     """A layer whose outputs are sharded: rank r computes its part of the output from the whole input."""
+
+    @cached_property
+    def placements(self) -> tuple[Placement, Placement]:
+        """How the weight and the bias are sharded: each of the layer's outputs is."""
+        return sharded(1 if self.transposed else 0, self.parts), sharded(0, self.parts)
 
     def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
         """Return this layer's output."""
@@ -106,6 +116,11 @@ class Column(Layout):
 class Row(Layout):
     """A layer whose inputs are sharded: each rank has its part of the input, and the products are summed."""
 
+    @cached_property
+    def placements(self) -> tuple[Placement, Placement]:
+        """How the weight and the bias are sharded: every rank has the whole bias."""
+        return sharded(0 if self.transposed else 1), Replicate()
+
     def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
         """Return this layer's output."""
         local, _ = to_local_input(x, self.mesh, self.input, lambda layout, x: same(layout, LAST, x.dim()), LAST)
@@ -136,7 +151,7 @@ class Row(Layout):
         return to_output(product, self.mesh, layout, self.output, self.use_local_output)
 
 
-def column_parallel(x: Tensor, modules: Sequence[nn.Module]) -> list[Tensor]:
+def column_parallel(x: Tensor, modules: Sequence[nn.Module]) -> list[Any]:
     """Return ``[module(x) for module in modules]`` for column-parallel linear layers, with one gather of ``x``.
 
     Equivalent, in plain PyTorch, to ``[linear(all_gather(x)) for linear in linears]``. Each rank has its part of every
@@ -148,7 +163,7 @@ def column_parallel(x: Tensor, modules: Sequence[nn.Module]) -> list[Tensor]:
         modules: `ColumnParallelLinear`, or linear layers with the style `ColwiseParallel`.
 
     Returns:
-        One output for each module, in the output layout of that module.
+        The output of each module. Its hooks run, as in any call of it.
 
     Raises:
         TypeError: a module is not column-parallel. ValueError: the modules are on different meshes, or there is none.
@@ -162,7 +177,9 @@ def column_parallel(x: Tensor, modules: Sequence[nn.Module]) -> list[Tensor]:
     weights = [layout.weight(module) for layout, module in zip(layouts, modules, strict=True)]
     biases = [layout.bias(module) for layout, module in zip(layouts, modules, strict=True)]
     products = layouts[0].products(local, layout, weights, biases)
-    return [each.finish(product) for each, product in zip(layouts, products, strict=True)]
+    offers = [Offer(module, x, product, False) for module, product in zip(modules, products, strict=True)]
+    outputs: list[Any] = with_offers(offers, lambda: [module(x) for module in modules])  # so that their hooks run
+    return outputs
 
 
 def column_of(module: nn.Module) -> Column:

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement, Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard
 
 from ..collective.arguments import group_name
 from .linear import LAST, Column, Row
 from .offer import without_offer
-from .sharding import distributed, refuse_wrong_checkpoints, require_mesh, require_shards, sharded
+from .sharding import distributed, refuse_wrong_checkpoints, require_mesh, require_shards
 
 _Self = TypeVar("_Self", bound="_ParallelLinear")
 Device = torch.device | str | None
@@ -26,13 +26,12 @@ class _ParallelLinear(nn.Module):
     """The base of both layers: the parameters of an ``nn.Linear`` as DTensors, and how they are sharded."""
 
     parallel: Any
-    placements: tuple[Placement, Placement]  # of the weight and of the bias
 
     def _shard_parameters(self: _Self, linear: nn.Linear, src_data_rank: int | None) -> _Self:
         """Register this rank's shards of the parameters of ``linear``."""
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.register_parameter("bias", None)
-        for (name, whole), placement in zip(linear.named_parameters(), self.placements, strict=False):
+        for (name, whole), placement in zip(linear.named_parameters(), self.parallel.placements, strict=False):
             shard = distributed(whole.data, self.parallel.mesh, placement, src_data_rank)
             self.register_parameter(name, nn.Parameter(shard, requires_grad=whole.requires_grad))
         return self
@@ -144,7 +143,6 @@ class ColumnParallelLinear(_ParallelLinear):
         require_shards(sum(sizes), len(sizes), mesh, "ColumnParallelLinear: out_features")
         given = Replicate() if sequence_dim is None else Shard(sequence_dim)
         self.parallel = Column(mesh, group_name(mesh), given, LAST, True, parts=len(sizes), contiguous=contiguous)
-        self.placements = (sharded(0, len(sizes)), sharded(0, len(sizes)))
         self.several = not isinstance(out_features, int)
         refuse_wrong_checkpoints(self, len(sizes), mesh)
         without_offer(self)
@@ -213,7 +211,6 @@ class RowParallelLinear(_ParallelLinear):
         require_shards(in_features, 1, mesh, "RowParallelLinear: in_features")
         wanted = Replicate() if sequence_dim is None else Shard(sequence_dim)
         self.parallel = Row(mesh, group_name(mesh), LAST, wanted, True)
-        self.placements = (Shard(1), Replicate())
 
     def forward(self, input: Tensor) -> Tensor:
         """See the class."""

@@ -1,17 +1,19 @@
 """Keep a product that was computed for a linear layer before the layer is called, and decide when it is still valid.
 
-In eager mode a record is kept at the layer. In compiled code the tensors are put into a slot of the layer, by a context
+In eager mode each thread keeps its records. In compiled code the tensors are put into a slot of the layer, by a context
 manager: the compiler accepts no other write inside an activation checkpoint. Both last until the call ends.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .._torch import comptime, reparametrized, saved_tensors_hooks
@@ -24,20 +26,22 @@ class Offer(NamedTuple):
         layer: the layer.
         x: the input that was multiplied by the layer's weight.
         product: this rank's part of the layer's output: the product, and the bias.
+        bypasses: whether the gradient of the product does not pass ``x``, but goes directly to the shard that ``x`` was
+            gathered from. Then nothing may be done with the gradient of ``x``, such as a hook.
     """
 
     layer: Any
     x: Tensor
     product: Tensor
+    bypasses: bool
 
 
 class _Kept(NamedTuple):
     """The record that a layer keeps in eager mode; see `Offer` and `_circumstances`."""
 
-    x: Tensor
+    offer: Offer
     weight: Tensor
     bias: Tensor | None
-    product: Tensor
     circumstances: tuple[Any, ...]
 
 
@@ -58,9 +62,18 @@ class _Slot(nn.Module):
             self.register_buffer(name, None, persistent=False)
 
 
+class _Records(threading.local):
+    """The records of this thread, by the id of the layer. Another thread may be in the forward of the same module."""
+
+    def __init__(self) -> None:
+        self.of: dict[int, _Kept] = {}
+
+
+_records = _Records()
+
+
 def without_offer(layer: Any) -> None:
-    """Set the attributes of a layer for which no product is kept."""
-    layer.offer = None
+    """Set the attribute of a layer for which no product is kept."""
     layer.offer_slot = (_Slot(),)  # in a tuple, so that the slot is no submodule of the layer
 
 
@@ -82,24 +95,49 @@ def with_offers(offers: Sequence[Offer], call: Callable[[], Any]) -> Any:
 
 @contextmanager
 def _keeping(offers: Sequence[Offer]) -> Iterator[None]:
+    records = _records.of
+    outside = {id(offer.layer): records.get(id(offer.layer)) for offer in offers}  # of the same layer, further out
     for offer in offers:
         weight, bias = offer.layer.weight, offer.layer.bias
-        offer.layer.offer = _Kept(offer.x, weight, bias, offer.product, _circumstances(offer.x, weight, bias))
+        records[id(offer.layer)] = _Kept(offer, weight, bias, _circumstances(offer.x, weight, bias))
     try:
         yield
-    finally:
         for offer in offers:
-            offer.layer.offer = None
+            if id(offer.layer) not in records and offer.bypasses and _is_observed(offer.x):
+                raise RuntimeError(f"{_OBSERVED}, after it has called one of them. {_WHY_OBSERVED}")
+    finally:
+        for key, kept in outside.items():
+            records.pop(key, None)
+            if kept is not None:
+                records[key] = kept
+
+
+_OBSERVED = "symm_overlap.nn: a module registers a hook on the gradient of the input that its linear layers share"
+_WHY_OBSERVED = (
+    "The gradients of these layers do not pass this tensor: let no layers share the gather, by "
+    "PrepareModuleInput(linears=(), ...)"
+)
+
+
+def _is_observed(x: Tensor) -> bool:
+    """True if something is to be done with the gradient of ``x``."""
+    return bool(x._backward_hooks) or x.retains_grad
 
 
 def offered(module: Any, x: Tensor) -> Tensor | None:
-    """Return the kept output of the module for ``x``, or None if there is none or anything has changed."""
+    """Return the kept output of the module for ``x``, or None if there is none or anything has changed.
+
+    In eager mode each output is returned once, because the caller may write to it, and call the module again.
+    """
     if torch.compiler.is_compiling():
         return _offered_in_graph(module, x)
-    kept: _Kept | None = module.offer
-    if kept is None or x is not kept.x or module.weight is not kept.weight or module.bias is not kept.bias:
+    kept = _records.of.get(id(module))
+    if kept is None or x is not kept.offer.x or module.weight is not kept.weight or module.bias is not kept.bias:
         return None
-    return kept.product if kept.circumstances == _circumstances(x, module.weight, module.bias) else None
+    if kept.circumstances != _circumstances(x, module.weight, module.bias) or (kept.offer.bypasses and _is_observed(x)):
+        return None
+    del _records.of[id(module)]
+    return kept.offer.product
 
 
 def _offered_in_graph(module: Any, x: Tensor) -> Tensor | None:
@@ -120,7 +158,7 @@ def _offered_in_graph(module: Any, x: Tensor) -> Tensor | None:
     return product if product.requires_grad is differentiable and product.dtype is dtype else None
 
 
-# The versions of a layer's input, weight and bias when a product was computed from them, by the product; and the
+# The versions of a layer's input, weight, bias and product when the product was computed, by the product; and the
 # version of an input that a layer has read. They are those of the fake tensors by which the compiler traces: code in a
 # graph cannot tell whether the graph has written to a tensor.
 _versions = WeakTensorKeyDictionary()
@@ -128,19 +166,22 @@ _read = WeakTensorKeyDictionary()
 
 
 def _keep_versions(context: Any) -> None:
-    """Note the versions of the caller's ``x``, ``weight`` and ``bias``, while the compiler traces the call."""
+    """Note the versions of the caller's tensors, while the compiler traces the call."""
     _versions[_traced(context, "product")] = _versions_now(context)
 
 
 def _break_if_written_to(context: Any) -> None:
-    """Break the graph if the caller's ``x``, ``weight`` or ``bias`` was written to since: the module then runs
-    uncompiled.
+    """Break the graph if the caller's ``x``, ``weight``, ``bias`` or ``product`` was written to since: the module then
+    runs uncompiled.
 
     Raises:
-        RuntimeError: a layer has read ``x`` before the write, and gradients are needed. Layers keep the input for their
-            backward pass, and compiled ones do not notice that it has changed.
+        RuntimeError: ``x`` has got a hook for its gradient. Or a layer has read ``x`` before the write, and gradients
+            are needed: layers keep the input for their backward pass, and compiled ones do not notice that it has
+            changed.
     """
     x, product = _traced(context, "x"), _traced(context, "product")
+    if "register_hook" in str(context.get_local("x").as_proxy().node.target):
+        raise RuntimeError(f"{_OBSERVED}, in compiled code. {_WHY_OBSERVED}")
     if _versions.get(product) == _versions_now(context):
         _read[x] = x._version
         return
@@ -154,7 +195,7 @@ def _break_if_written_to(context: Any) -> None:
 
 
 def _versions_now(context: Any) -> tuple[int, ...]:
-    names = ["x", "weight", *([] if context.get_local("bias").is_python_constant() else ["bias"])]
+    names = ["x", "weight", "product", *([] if context.get_local("bias").is_python_constant() else ["bias"])]
     return tuple(_traced(context, name)._version for name in names)
 
 
@@ -172,9 +213,12 @@ def _circumstances(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any,
     """
     if torch.compiler.is_compiling():  # a module with graph breaks, of which this function is traced alone
         return ()
-    # Parameters that were created in inference mode count no writes.
-    versions = [0 if each is None or each.is_inference() else each._version for each in (x, weight, bias)]
-    return torch.is_grad_enabled(), _autocast_dtype(x), saved_tensors_hooks(), *versions
+    tensors = [each for each in (x, weight, bias) if each is not None]
+    frozen = [not each.requires_grad for each in tensors]
+    with torch.no_grad():  # a DTensor and its local part count the writes to each of them
+        tensors += [each.to_local() for each in tensors if isinstance(each, DTensor)]
+    versions = [0 if each.is_inference() else each._version for each in tensors]
+    return torch.is_grad_enabled(), _autocast_dtype(x), saved_tensors_hooks(), *versions, *frozen
 
 
 def _autocast_dtype(x: Tensor) -> torch.dtype | None:

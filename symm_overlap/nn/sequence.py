@@ -82,15 +82,16 @@ class SequenceLayout:
 def _forward(module: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     layout: SequenceLayout = module.sequence_layout
     shard = layout.shard_of(input)
-    with _with_plain_parameters(module, layout.group):
+    with _with_plain_parameters(module, layout):
         output = module.forward_of_shard(shard, *args, **kwargs)
     return to_output(output, layout.mesh, layout.layout, layout.layout, layout.use_local_output)
 
 
-def _with_plain_parameters(module: nn.Module, group: str) -> AbstractContextManager[Any]:
+def _with_plain_parameters(module: nn.Module, layout: SequenceLayout) -> AbstractContextManager[Any]:
     """Replace the module's own parameters by plain tensors inside the block. Their gradients are summed over ranks."""
     own = dict(module.named_parameters(recurse=False))
-    plain = summed_gradients(group, *(local_of(parameter) for parameter in own.values()))
+    local = [local_of(parameter, layout.mesh, Replicate()) for parameter in own.values()]
+    plain = summed_gradients(layout.group, *local)
     if torch.compiler.is_compiling():
         return reparametrized(module, dict(zip(own, plain, strict=True)))
     return _replaced(module, own, plain)

@@ -7,6 +7,7 @@ part of each, one below the other. torch calls this a strided shard.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from .._torch import strided_shard
+from ..collective.write_counts import counted
 
 
 def require_mesh(mesh: DeviceMesh, who: str) -> DeviceMesh:
@@ -131,18 +133,33 @@ def share(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
         module.register_parameter(name, first)
 
 
-def local_of(parameter: Any) -> Tensor:
-    """Return this rank's part of a parameter; gradients flow back to the parameter.
+def local_of(
+    parameter: Any, mesh: DeviceMesh, placement: Placement, view: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
+    """Return this rank's part of a parameter in the layout of its module, or ``view`` of it. Gradients flow back to the
+    parameter.
+
+    A parameter of another layout is redistributed, as by torch's styles. It may have been loaded by
+    ``load_state_dict(..., assign=True)``, or computed by a parametrization.
 
     Raises:
-        TypeError: the parameter is not a DTensor.
+        TypeError: the parameter is not a DTensor. ValueError: it is on another mesh, as FSDP's shards are.
     """
     if not isinstance(parameter, DTensor):
         raise TypeError(
             "a parameter of a parallel module has been replaced by one that is no DTensor: load values by "
             "load_state_dict from DTensors, or make a DTensor by distribute_tensor"
         )
-    return parameter.to_local()
+    if parameter.device_mesh != mesh:
+        raise ValueError(
+            f"a parameter of a parallel module is on {parameter.device_mesh}, and the module is on {mesh}. If it is "
+            "sharded by FSDP2, call the module that fully_shard was applied to, which gathers it (see also "
+            "torch.distributed.fsdp.register_fsdp_forward_method)"
+        )
+    if parameter.placements != (placement,):
+        parameter = parameter.redistribute(placements=[placement])
+    local = parameter.to_local()
+    return counted(local if view is None else view(local), parameter)
 
 
 def made_before(parameter: nn.Parameter) -> nn.Parameter | None:

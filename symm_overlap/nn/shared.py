@@ -6,9 +6,10 @@ products are computed in the same exchange, overlap with it, and are kept for th
     input shard -> all-gather-matmul -> whole input -> the module's own forward -> child(whole input)
                                      -> products of the children ------------------> the child's output
 
-A child uses its product if and only if its input is exactly this tensor, and nothing that the product depends on has
-changed (`symm_overlap.nn.offer`). Otherwise it computes from its actual input, as if nothing had been prepared. So the
-module may do anything with its input. Products are dropped when the module's forward ends, also by an exception.
+A child uses its product if and only if its input is exactly this tensor, it is its first call, and nothing that the
+product depends on has changed (`symm_overlap.nn.offer`). Otherwise it computes from its actual input, as if nothing had
+been prepared. So the module may do with its input what it likes, except differentiate by it. Products are dropped when
+the module's forward ends, also by an exception.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -165,9 +167,11 @@ class Inputs:
         return [path[-1] for path in outside if self._ready(path[-1])]
 
     def _ready(self, module: nn.Module) -> bool:
-        """True if the weight is available."""
-        mesh = column_of(module).mesh
-        return mesh == self.mesh and isinstance(module.weight, DTensor) and module.weight.device_mesh == mesh
+        """True if the weight is available, and counts how often it is written to."""
+        mesh, weight = column_of(module).mesh, module.weight
+        if mesh != self.mesh or not isinstance(weight, DTensor) or weight.device_mesh != mesh:
+            return False
+        return torch.compiler.is_compiling() or not weight.is_inference()
 
     def prepared(
         self, linears: Sequence[nn.Module], args: Any, kwargs: Any
@@ -207,7 +211,7 @@ class Inputs:
             sharing = [linear for linear in linears if _accepts(linear, x, found)]
         if sharing:
             whole, products = self._shared(sharing, x, found)
-            offers.extend(Offer(linear, whole, product) for linear, product in zip(sharing, products, strict=True))
+            offers += [Offer(*each, is_shard(found)) for each in zip(sharing, repeat(whole), products)]
             return whole
         wanted = found if wanted is None else wanted
         stays = same(found, wanted, x.dim())

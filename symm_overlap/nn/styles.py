@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, parallel
+from torch.distributed.tensor import DTensor, Placement, parallel
 
 from ..collective.arguments import group_name
 from .forward import override
 from .linear import Column, Layout, Row
 from .offer import without_offer
-from .sharding import distribute, refuse_wrong_checkpoints, require_mesh, require_shards, sharded, share
+from .sharding import distribute, refuse_wrong_checkpoints, require_mesh, require_shards, share
 
 
 def _arrived(
@@ -69,10 +69,9 @@ class ColwiseParallel(parallel.ColwiseParallel):
         transposed = _transposed(module, "ColwiseParallel")
         outputs = _weight_shape(module)[1 if transposed else 0]
         require_shards(outputs, self.parts, device_mesh, f"ColwiseParallel: {type(module).__name__} with out_features")
-        weight = sharded(1 if transposed else 0, self.parts)
-        _distribute(module, device_mesh, weight, sharded(0, self.parts), self.src_data_rank)
+        _install(Column, self, module, device_mesh, transposed, parts=self.parts, contiguous=self.contiguous)
         refuse_wrong_checkpoints(module, self.parts, device_mesh)
-        return _install(Column, self, module, device_mesh, transposed, parts=self.parts, contiguous=self.contiguous)
+        return module
 
 
 class RowwiseParallel(parallel.RowwiseParallel):
@@ -105,7 +104,6 @@ class RowwiseParallel(parallel.RowwiseParallel):
         transposed = _transposed(module, "RowwiseParallel")
         inputs = _weight_shape(module)[0 if transposed else 1]
         require_shards(inputs, 1, device_mesh, f"RowwiseParallel: {type(module).__name__} with in_features")
-        _distribute(module, device_mesh, sharded(0 if transposed else 1), Replicate(), self.src_data_rank)
         return _install(Row, self, module, device_mesh, transposed)
 
 
@@ -137,19 +135,14 @@ def _weight_shape(module: Any) -> tuple[int, ...]:
     return tuple(module.weight.shape)
 
 
-def _distribute(
-    module: nn.Module, mesh: DeviceMesh, weight: Placement, bias: Placement, src_data_rank: int | None
-) -> None:
-    distribute(module, "weight", mesh, weight, src_data_rank)
-    if module.bias is not None:
-        distribute(module, "bias", mesh, bias, src_data_rank)
-
-
 def _install(
     layer: type[Layout], style: Any, module: nn.Module, mesh: DeviceMesh, transposed: bool, **more: Any
 ) -> nn.Module:
     ((given,), (wanted,)) = style.input_layouts, style.output_layouts
     layout = layer(mesh, group_name(mesh), given, wanted, style.use_local_output, transposed, **more)
+    for name, placement in zip(("weight", "bias"), layout.placements, strict=True):
+        if getattr(module, name) is not None:
+            distribute(module, name, mesh, placement, style.src_data_rank)
     without_offer(module)
     override(module, _forward, parallel=layout)
     return module

@@ -4,7 +4,6 @@ only place where kinds of devices differ.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -85,7 +84,7 @@ class Workspace(Protocol):
     half: int
     channels: int
 
-    def guarded(self, lock: threading.Lock) -> AbstractContextManager[object]:
+    def guarded(self, lock: AbstractContextManager[object]) -> AbstractContextManager[object]:
         """Return the context that every call enters: ``lock``, and anything else the device needs around a call."""
 
     def capturing(self) -> bool:

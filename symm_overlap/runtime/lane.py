@@ -13,7 +13,6 @@ therefore lay out its half anew.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from .. import _C
 from ..plan import Region
 from .backend import Workspace
 from .backends import backend_of
+from .call_lock import CallLock
 from .script import Script
 
 _MOST_KEPT = 256  # kinds of calls
@@ -103,7 +103,7 @@ class Lane:
         self._tag = f"{device.type} lane {index}"
         backend = backend_of(device.type)
         self.workspace: Workspace = backend.workspace(group, device, index, self._tag)
-        self.lock = self.workspace.guarded(threading.Lock())
+        self.lock = self.workspace.guarded(CallLock(name_of_lane(index)))
         method = WeakMethod(self._abandon)  # the streams must not keep the lane alive
 
         def abandon() -> None:

@@ -7,7 +7,6 @@ nothing is written to it.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from math import prod
@@ -40,7 +39,7 @@ class StandInWorkspace:
         self._memory = torch.empty(world, 0, dtype=torch.uint8)
         self._tensors: dict[str, Tensor] = {}  # of the latest call
 
-    def guarded(self, lock: threading.Lock) -> AbstractContextManager[object]:
+    def guarded(self, lock: AbstractContextManager[object]) -> AbstractContextManager[object]:
         """Return ``lock``: nothing else is needed."""
         return lock
 

@@ -156,7 +156,7 @@ def forked_child_calls(me: Rank, lane: int, allocates: bool) -> str:
     read, write = os.pipe()
     gather(me.group, 3, 1)
     lock: Any = state_of(me.group).lane(me.group, torch.device("cpu"), 0).lock
-    lock.acquire()  # as if another thread of the parent were in a call
+    lock.__enter__()  # as if another thread of the parent were in a call
     if os.fork() == 0:
         message = "the call went through"
         try:
@@ -170,7 +170,7 @@ def forked_child_calls(me: Rank, lane: int, allocates: bool) -> str:
         finally:
             os.write(write, message.encode())
             os._exit(0)
-    lock.release()
+    lock.__exit__()
     os.wait()
     gather(me.group, 3, 3)  # the parent can still call
     return os.read(read, 4096).decode()

@@ -119,7 +119,7 @@ def test_a_compiled_module_that_writes_to_what_was_multiplied_multiplies_again(
         error = None
         if gradients and way == "write_to_a_part" and isinstance(input, Shard) and TORCH < (2, 14):
             error = "is being modified inplace"  # this torch rejects such a write
-        if gradients and way == "write_to_a_weight" and isinstance(input, Shard):
+        if gradients and way == "write_to_a_weight":
             error = "has been modified by an inplace operation"  # the products that are too old have kept the weight
         if error:
             with pytest.raises(RankError, match=error):
@@ -192,7 +192,7 @@ def earlier_layer(me: Rank) -> None:
     layer = ColumnParallelLinear(WIDTH, 2 * WIDTH, mesh=mesh_of(me))
     x = torch.ones(3, WIDTH)
     expected = layer(x)
-    del layer.offer, layer.offer_slot
+    del layer.offer_slot
     torch.testing.assert_close(copy.deepcopy(layer)(x), expected)
 
 

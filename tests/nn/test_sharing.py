@@ -16,6 +16,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils.checkpoint import checkpoint
 
 from symm_overlap.nn import ColwiseParallel, PrepareModuleInput, RowwiseParallel
+from symm_overlap.nn.offer import _records
 from tests.nn.blocks import HIDDEN, WIDTH
 from tests.nn.blocks import whole as whole_input
 from tests.nn.reference import WORLDS, equals_whole, mesh_of, values
@@ -100,6 +101,38 @@ def as_one_batch_of_rows(module: Three, x: Tensor) -> Tensor:
     return module.down(inner).view(x.shape) + x.view(-1, WIDTH).square().view(x.shape)
 
 
+def writes_to_the_output(module: Three, x: Tensor) -> Tensor:
+    first = module.a(x).relu_()
+    return first + module.a(x) * module.b(x)
+
+
+def scales_the_gradient(module: Three, x: Tensor) -> Tensor:
+    if x.requires_grad:
+        x.register_hook(lambda gradient: gradient * 0.1)
+    return module.a(x) * module.b(x)
+
+
+def retains_the_gradient(module: Three, x: Tensor) -> Tensor:
+    if x.requires_grad:
+        x.retain_grad()
+        module.inner = x
+    return module.a(x) * module.b(x)
+
+
+def freezes_one(module: Three, x: Tensor) -> Tensor:
+    module.a.requires_grad_(False)
+    y = module.a(x)
+    module.a.requires_grad_(True)
+    return y * module.b(x)
+
+
+def writes_to_parts_of_weights(module: Three, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        for parameter in (module.a.weight, module.b.bias):
+            (parameter.to_local() if isinstance(parameter, DTensor) else parameter).mul_(1.5)
+    return module.a(x) * module.b(x)
+
+
 WAYS: dict[str, Callable[[Three, Tensor], Tensor]] = {
     way.__name__: way
     for way in (
@@ -115,6 +148,11 @@ WAYS: dict[str, Callable[[Three, Tensor], Tensor]] = {
         as_one_batch_of_rows,
         another_weight,
         swapped_weights,
+        writes_to_the_output,
+        scales_the_gradient,
+        retains_the_gradient,
+        freezes_one,
+        writes_to_parts_of_weights,
     )
 }
 
@@ -170,10 +208,10 @@ def nothing_is_kept(me: Rank) -> None:
     try:
         with pytest.raises(KeyError):
             module(x)
-        assert module.a.offer is None
+        assert not _records.of
         module.fail = False
         y = module(x)
-        assert module.a.offer is None
+        assert not _records.of
         assert len(alive) == 2
         del y
         assert not [one for one in alive if one() is not None], "tensors are freed without the garbage collector"

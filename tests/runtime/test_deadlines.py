@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import signal
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
 
 import pytest
-import torch.distributed as dist
 from torch import float32, float64
 
 import symm_overlap
 from symm_overlap import _C
-from symm_overlap._torch import group_store
-from symm_overlap.settings import current
 from tests.limits import SOON, Death
 from tests.ranks import Pool, Rank
 from tests.runtime.symmetric import error_of, in_thread, make
@@ -71,48 +66,6 @@ def by_block(me: Rank) -> None:
     with pytest.raises(ZeroDivisionError), symm_overlap.timeout(1):
         raise ZeroDivisionError
     assert _C.timeout_ms_or_default(0) == before
-
-
-def by_task(me: Rank) -> None:
-    _, handle = make(me.group, 1)
-
-    def deadlines() -> tuple[int, float]:
-        return _C.timeout_ms_or_default(0), current().seconds * 1000
-
-    async def inside() -> None:
-        with symm_overlap.timeout(0.05):
-            await asyncio.sleep(0.1)
-            assert deadlines() == (50, 50)
-            assert await asyncio.to_thread(deadlines) == (50, 50), "the thread has the task's context"
-            kind, _, seconds = error_of(handle.wait_signal, me.rank)
-            assert (kind, seconds < SOON) == ("DistBackendError", True)
-
-    async def outside() -> None:
-        await asyncio.sleep(0.05)
-        assert deadlines() == before, "another task is in a block"
-
-    async def both() -> None:
-        await asyncio.gather(inside(), outside())
-
-    before = deadlines()
-    asyncio.run(both())
-    assert deadlines() == before
-
-
-def look_at_a_peer_while_another_thread_is_in_the_store(me: Rank) -> None:
-    """A store serves one request at a time. Whoever has to wait for it must not keep the threads of Python from going
-    on: they may do what the request waits for.
-    """
-    group = dist.new_group()  # in which the peer is not known yet
-    waiting = in_thread(lambda: error_of(group_store(group).wait, ["never"], timedelta(seconds=2)))
-    time.sleep(0.2)
-    looking = in_thread(_C.death_of, group.group_name, 1 - me.rank)
-    start = time.monotonic()
-    time.sleep(0.2)
-    assert time.monotonic() - start < 1, "no other thread could go on"
-    assert looking.is_alive(), "the look did not have to wait for the store"
-    waiting.join()
-    looking.join()
 
 
 def by_environment(me: Rank) -> None:
@@ -252,15 +205,6 @@ def test_a_barrier_that_timed_out_can_be_called_again(ranks: Pool) -> None:
 def test_deadlines_of_blocks_nest_and_belong_to_a_thread(ranks: Pool) -> None:
     """The innermost ``timeout`` block counts, and blocks do not affect other threads."""
     ranks.run(1, by_block)
-
-
-def test_deadlines_of_blocks_belong_to_a_task(ranks: Pool) -> None:
-    """Tasks of asyncio take turns on one thread."""
-    ranks.run(1, by_task)
-
-
-def test_a_look_at_a_peer_that_waits_for_the_store_lets_other_threads_go_on(fresh_ranks: Callable[..., Pool]) -> None:
-    fresh_ranks(2).run(2, look_at_a_peer_while_another_thread_is_in_the_store)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from ..._torch import resolve_group
 from ...collective.arguments import Group, group_name
+from ...collective.write_counts import counted
 
 
 def mesh_of(group: Group, like: Tensor) -> DeviceMesh:
@@ -61,15 +62,22 @@ def padded_shard(parameter: Any, dim: int) -> Tensor:
     """Return this rank's shard of a parameter, padded to the size that all ranks use.
 
     Raises:
-        TypeError: the parameter is not a DTensor.
+        TypeError: the parameter is not a DTensor. ValueError: it is on a mesh of several dimensions.
     """
     if not isinstance(parameter, DTensor):
         raise TypeError(
             "a parameter of a ShardedLinear has been replaced by one that is no DTensor: load values by "
             "load_state_dict, or make a DTensor of it by distribute_tensor"
         )
+    if parameter.device_mesh.ndim != 1:
+        raise ValueError(
+            f"a parameter of a ShardedLinear is on {parameter.device_mesh}, which has several dimensions: apply "
+            "fully_shard to other modules only, because a ShardedLinear gathers its own weight"
+        )
+    if parameter.placements != (Shard(dim),):
+        parameter = parameter.redistribute(placements=[Shard(dim)])
     world = parameter.device_mesh.size()
-    local: Tensor = _AsParameter.apply(parameter.to_local())  # type: ignore[no-untyped-call]
+    local = counted(_AsParameter.apply(parameter.to_local()), parameter)  # type: ignore[no-untyped-call]
     missing = shard_size(parameter.shape[dim], world) - local.shape[dim]
     return pad(local, dim, missing)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
@@ -48,7 +47,7 @@ class CpuWorkspace:
         self._lane: _C.CpuLane
         self._driver: _C.CpuDriver
 
-    def guarded(self, lock: threading.Lock) -> AbstractContextManager[object]:
+    def guarded(self, lock: AbstractContextManager[object]) -> AbstractContextManager[object]:
         """Return ``lock``: nothing else is needed."""
         return lock
 

@@ -7,7 +7,6 @@ among themselves, and so do the calls that are not captured. `signals` describes
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from math import prod
@@ -58,22 +57,22 @@ class _Memory:
 class _Guard:
     """Hold a lock, with the lane's device as the current device, for steps that Python runs."""
 
-    def __init__(self, lock: threading.Lock, device: torch.device) -> None:
+    def __init__(self, lock: AbstractContextManager[object], device: torch.device) -> None:
         self._lock, self._scope = lock, torch.cuda.device(device)  # one scope for all calls, as the lock protects it
 
     def __enter__(self) -> None:
-        self._lock.acquire()
+        self._lock.__enter__()
         try:
             self._scope.__enter__()
         except BaseException:
-            self._lock.release()
+            self._lock.__exit__(None, None, None)
             raise
 
     def __exit__(self, *error: Any) -> None:
         try:
             self._scope.__exit__(*error)
         finally:
-            self._lock.release()
+            self._lock.__exit__(None, None, None)
 
 
 class CudaWorkspace:
@@ -99,7 +98,7 @@ class CudaWorkspace:
         if vars(self).get("half"):
             _leave(self._device, vars(self))
 
-    def guarded(self, lock: threading.Lock) -> AbstractContextManager[object]:
+    def guarded(self, lock: AbstractContextManager[object]) -> AbstractContextManager[object]:
         """See `Workspace.guarded`."""
         return _Guard(lock, self._device)
 
