@@ -65,18 +65,18 @@ def remembered(describe: Callable[..., _Described]) -> Callable[..., _Described]
     return look_up
 
 
-Group = dist.ProcessGroup | DeviceMesh | tuple[DeviceMesh, "int | str"] | str
+Group = dist.ProcessGroup | DeviceMesh | tuple[DeviceMesh, "int | str"] | str | None
 
 
 def group_name(group: Group) -> str:
-    """Return the name of a group. ``group`` is a ProcessGroup, its name, a one-dimensional DeviceMesh, or (DeviceMesh,
-    dimension).
+    """Return the name of a group. ``group`` is a ProcessGroup, its name, a one-dimensional DeviceMesh, (DeviceMesh,
+    dimension), or None, which is the default group, as in torch.distributed.
 
     Raises:
         TypeError: ``group`` is none of these.
-        ValueError: a DeviceMesh of several dimensions came without a dimension, or it has no such dimension;
-            ``group`` was destroyed; or it is the value that ``torch.distributed.new_group`` returns on a rank outside
-            of the group.
+        ValueError: a DeviceMesh of several dimensions came without a dimension, or it has no such dimension, or this
+            rank is not in it; ``group`` was destroyed; or it is the value that ``torch.distributed.new_group`` returns
+            on a rank outside of the group.
     """
     if isinstance(group, str):
         return group
@@ -89,7 +89,10 @@ def group_name(group: Group) -> str:
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
             raise ValueError(f"group is a DeviceMesh of {group.ndim} dimensions: pass one of them with it, (mesh, dim)")
-        return str(group.get_group().group_name)
+        try:
+            return str(group.get_group().group_name)
+        except IndexError:
+            raise ValueError(f"this rank is not in {group}: make the call only on ranks of the mesh") from None
     if isinstance(group, tuple) and len(group) == 2 and isinstance(group[0], DeviceMesh):
         mesh, dim = group
         try:
@@ -102,6 +105,8 @@ def group_name(group: Group) -> str:
             "only on ranks of the group"
         )
     if group is None:
+        if dist.is_initialized():
+            return str(dist.group.WORLD.group_name)  # type: ignore[union-attr]
         raise TypeError("group is None: before torch.distributed.init_process_group, there are no process groups")
     raise TypeError(
         f"group must be a ProcessGroup, its name, a DeviceMesh or (DeviceMesh, dim), not {type(group).__name__}"

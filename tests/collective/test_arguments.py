@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 import symm_overlap
+from symm_overlap.collective.arguments import group_name
 from symm_overlap.settings import current
 from tests.collective import reference as ref
 from tests.collective.bad_calls import t
@@ -32,8 +33,14 @@ def call_with_groups(me: Rank) -> None:
     for group in (3, [me.group]):
         with pytest.raises(TypeError, match="group must be a ProcessGroup, its name"):
             symm_overlap.all_gather(A, 0, group)
-    with pytest.raises(TypeError, match=r"group is None: before torch\.distributed\.init_process_group"):
-        symm_overlap.all_gather(A, 0, None)
+    assert group_name(None) == dist.group.WORLD.group_name  # type: ignore[union-attr]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "is_initialized", lambda: False)
+        with pytest.raises(TypeError, match=r"group is None: before torch\.distributed\.init_process_group"):
+            symm_overlap.all_gather(A, 0, None)
+        patch.setattr(DeviceMesh, "get_group", lambda mesh: [][0])  # as on a rank outside of the mesh
+        with pytest.raises(ValueError, match="this rank is not in DeviceMesh"):
+            symm_overlap.all_gather(A, 0, line)
     with pytest.raises(ValueError, match="this rank is not in the group"):
         symm_overlap.all_gather(A, 0, dist.GroupMember.NON_GROUP_MEMBER)
     for dim in (2, -3, "c", 0.0):

@@ -68,6 +68,23 @@ def test_results_are_right_when_the_order_changes_after_planning_and_one_warning
             assert "reset() the plan" in warning
 
 
+def two_orders_in_every_step(me: Rank) -> str:
+    model = sharded(me, built())
+    plan = plan_prefetch(model, "depth=2", verbose=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for number in range(3):
+            found = []
+            for model.order in ((0, 1, 2, 3), (2, 1, 0)):
+                found.append(model(data(me, number)))
+            (found[0] * found[1]).sum().backward()
+    return plan.note
+
+
+def test_forwards_of_two_orders_in_every_step_are_no_change(ranks: Pool) -> None:
+    assert ranks.run(2, two_orders_in_every_step) == ["", ""]
+
+
 def evaluates_with_changed_parameters(me: Rank) -> None:
     """Skip a module that others gathered ahead, change its parameters, and then run it."""
     model = sharded(me, built())

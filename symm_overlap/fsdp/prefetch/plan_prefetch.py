@@ -7,7 +7,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import takewhile
 from typing import Any, cast
 
 import torch
@@ -136,8 +135,14 @@ class PrefetchPlan:
     def _watch_order(self, trace: Trace) -> None:
         """Register hooks that check the order of modules at the end of each forward of the outermost module."""
         root = self._layers[self._recorder.watched]
-        calls = takewhile(lambda call: call.what != END_FORWARD, trace.calls)
-        expected = [call.layer for call in calls if call.what == POST_FORWARD]
+        expected: list[list[int]] = []  # of each forward of the step
+        ran: list[int] = []
+        for call in trace.calls:
+            if call.what == POST_FORWARD:
+                ran.append(call.layer)
+            elif call.what == END_FORWARD:
+                expected.append(ran)
+                ran = []
 
         def register(layer: Any, function: Callable[..., None]) -> None:
             hook = torch.compiler.disable(function)
@@ -158,7 +163,7 @@ class PrefetchPlan:
         if not _torch.in_backward():
             self._forwards_before = len(_torch.forward_order(state))
 
-    def _forward_ends(self, state: Any, expected: list[int], *unused: Any) -> None:
+    def _forward_ends(self, state: Any, expected: list[list[int]], *unused: Any) -> None:
         """Check the order of the modules that ran, and free gathered outputs that were not used."""
         if _torch.in_backward():
             return
@@ -167,12 +172,13 @@ class PrefetchPlan:
         of_group = {id(layer.groups[-1]): index for index, layer in enumerate(self._layers) if layer.groups}
         ran = [of_group.get(id(group)) for group in _torch.forward_order(state)[self._forwards_before :]]
         ran = [index for index in ran if index is not None]
-        if ran != expected and not self.note:
-            place = next((i for i, pair in enumerate(zip(ran, expected, strict=False)) if pair[0] != pair[1]), None)
+        if ran not in expected and not self.note:
+            wanted = expected[0]
+            place = next((i for i, pair in enumerate(zip(ran, wanted, strict=False)) if pair[0] != pair[1]), None)
             self.note = "modules ran in another order than in the step that was planned: " + (
-                f"{len(ran)} forwards where there were {len(expected)}"
+                f"{len(ran)} forwards where there were {len(wanted)}"
                 if place is None
-                else f"{self._name(ran[place])} where {self._name(expected[place])} was expected"
+                else f"{self._name(ran[place])} where {self._name(wanted[place])} was expected"
             )
             text = "the results are right, but gathers may be early or late. reset() the plan, or plan again"
             warnings.warn(f"symm_overlap: {self.note}; {text}", stacklevel=2)

@@ -31,7 +31,7 @@ from ..schedule import Schedule
 from ._torch import tree_flatten, tree_map
 from .message import Message, described, gradients_of
 from .record import Record
-from .sendable import sendable, short
+from .sendable import apart, sendable, short
 from .stage import Stage
 from .transport import Transport
 
@@ -174,7 +174,7 @@ class StepRun:
         message = self.messages[key] = described(tensors)
         if not self._backward:
             message = self.messages[key] = tuple(value._replace(differentiable=False) for value in message)
-        tensors = [tensor.detach() for tensor in tensors]
+        tensors = apart(tensors, stage.module)
         if next_stage in self._stages:
             for value, tensor in zip(message, tensors, strict=True):
                 tensor.requires_grad_(value.differentiable)
