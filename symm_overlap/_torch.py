@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from contextvars import Context
 from datetime import timedelta
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ __all__ = [
     "has_tangent",
     "in_forward_mode",
     "is_fake",
+    "own_part",
     "ranks_are_threads",
     "redispatch",
     "reduce_scatter_single",
@@ -64,6 +66,9 @@ __all__ = [
 ]
 
 scaled_mm = torch._scaled_mm
+
+# This rank's part of a DTensor, without a node in the graph of autograd.
+own_part: Callable[[Any], torch.Tensor] = attrgetter("_local_tensor")
 
 # ``with reparametrized(module, {name: tensor}):`` replaces attributes of a module until the block ends. The compiler
 # knows that it restores them, so it accepts the block in an activation checkpoint, where it rejects any other write.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .._torch import comptime, reparametrized, saved_tensors_hooks
+from .._torch import comptime, own_part, reparametrized, saved_tensors_hooks
 
 
 class Offer(NamedTuple):
@@ -213,11 +213,11 @@ def _circumstances(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any,
     """
     if torch.compiler.is_compiling():  # a module with graph breaks, of which this function is traced alone
         return ()
-    tensors = [each for each in (x, weight, bias) if each is not None]
+    tensors = (x, weight) if bias is None else (x, weight, bias)
     frozen = [not each.requires_grad for each in tensors]
-    with torch.no_grad():  # a DTensor and its local part count the writes to each of them
-        tensors += [each.to_local() for each in tensors if isinstance(each, DTensor)]
-    versions = [0 if each.is_inference() else each._version for each in tensors]
+    # A DTensor and its local part count the writes to each of them.
+    counting = (*tensors, *(own_part(each) for each in tensors if isinstance(each, DTensor)))
+    versions = [0 if each.is_inference() else each._version for each in counting]
     return torch.is_grad_enabled(), _autocast_dtype(x), saved_tensors_hooks(), *versions, *frozen
 
 
