@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.nn.utils.parametrize import is_parametrized
 
 from .._torch import strided_shard
 from ..collective.write_counts import counted
@@ -64,8 +65,13 @@ def distribute(module: nn.Module, name: str, mesh: DeviceMesh, placement: Placem
     A parameter that several modules share stays one parameter.
 
     Raises:
-        ValueError: the parameter is a DTensor already, or another module that shares it has sharded it differently.
+        ValueError: the parameter is a DTensor already, or it is parametrized, or another module that shares it has
+            sharded it differently.
     """
+    if is_parametrized(module, name):
+        raise ValueError(
+            f"{name} of {type(module).__name__} is parametrized already: apply the style first, and parametrize it then"
+        )
     parameter: nn.Parameter = getattr(module, name)
     if isinstance(parameter, DTensor):
         raise ValueError(f"{name} of {type(module).__name__} is a DTensor already: apply one style to a module")

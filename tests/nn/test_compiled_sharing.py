@@ -22,6 +22,7 @@ from tests.transforms import choices, comparing
 WAYS = [
     "no_gradient_through_one",
     "another_weight",
+    "writes_to_the_output",
     *(
         pytest.param(way, marks=pytest.mark.slow)
         for way in ("checkpointed", "twice", "another_input", "swapped_weights")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+from torch.nn.utils import parametrize
 
 from symm_overlap.nn import (
     ColumnParallelLinear,
@@ -77,6 +78,10 @@ def meshes(me: Rank) -> None:
 
 def layers(me: Rank) -> None:
     mesh = mesh_of(me)
+    parametrized = parametrize.register_parametrization(nn.Linear(4, 4), "weight", nn.Identity())
+    for style in (ColwiseParallel(), RowwiseParallel()):
+        with pytest.raises(ValueError, match="weight of ParametrizedLinear is parametrized already: apply the style"):
+            parallelize_module(parametrized, mesh, style)
     with pytest.raises(ValueError, match="several outputs of one weight must have one size"):
         ColumnParallelLinear(4, [4, 2], mesh=mesh)
     with pytest.raises(ValueError, match="out_features 7"):
