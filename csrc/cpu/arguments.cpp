@@ -87,7 +87,8 @@ void append(std::string& key, PyObject* argument, std::vector<PyObject*>* seen =
     key += static_cast<char>(reinterpret_cast<THPDtype*>(argument)->scalar_type);
   } else if (is_sequence(argument)) {
     const Py_ssize_t length = PySequence_Fast_GET_SIZE(argument);
-    key += PyTuple_Check(argument) ? 'U' : 'L';  // torch turns a tuple into a list, so the direct way is not for it
+    // torch turns tuples into lists. So a call with a tuple cannot be carried out in the same way as one with a list.
+    key += seen != nullptr && PyTuple_Check(argument) ? 'U' : 'L';
     append(key, length);
     for (Py_ssize_t i = 0; i < length; ++i) {
       append(key, PySequence_Fast_GET_ITEM(argument, i), seen);

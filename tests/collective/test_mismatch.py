@@ -85,9 +85,7 @@ def different_calls(me: Rank, what: str, odd: int, lane: int, warm: bool) -> tup
         with pytest.raises(RuntimeError) as raised:
             call_and_go_on(me, DIFFERENT[what][me.rank != odd])
         took = time.monotonic() - start
-        # A rank whose `prepare` failed has made no call that could break its lane; its peers' lanes are broken.
-        said = "lane broke|has failed|different call" if what == "prepare" and me.rank == odd else "out of step"
-        with pytest.raises(RuntimeError, match=said):
+        with pytest.raises(RuntimeError, match="out of step"):
             gather(me)
     assert isinstance(raised.value, dist.DistBackendError)
     return str(raised.value), took

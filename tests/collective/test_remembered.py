@@ -67,6 +67,7 @@ def test_arguments_are_alike_whatever_the_numbers_and_places_in_memory() -> None
     tensors = [X, torch.zeros(4, 6), torch.ones(6, 4).t(), torch.ones(8, 6)[4:], torch.nn.Parameter(torch.ones(4, 6))]
     assert len({_C.argument_key((tensor, 1, "sum")) for tensor in tensors}) == 1
     assert _C.argument_key([X, [X]]) == _C.argument_key((X, (X,)))
+    assert _C.call_key((X, [X])) != _C.call_key((X, (X,))), "the dispatcher does not pass a tuple on as it is"
 
 
 def test_what_cannot_be_alike_is_refused() -> None:
