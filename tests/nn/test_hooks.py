@@ -5,6 +5,8 @@ A hook that is there before the layers are called is respected (``scales_the_gra
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,7 +14,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 from symm_overlap.nn import ColwiseParallel
 from tests.nn.blocks import HIDDEN, WIDTH, whole
-from tests.nn.reference import TORCH, mesh_of
+from tests.nn.reference import TORCH, mesh_of, values
 from tests.ranks import Pool, Rank, RankError
 
 
@@ -35,6 +37,31 @@ def hooked(me: Rank, compile: bool) -> None:
     x = torch.ones(2, 4, WIDTH)
     call(x)
     call(x.requires_grad_() * 1)
+
+
+class Retaining(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(WIDTH, HIDDEN)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.retain_grad()
+        self.inner = x
+        y: Tensor = self.a(x)
+        return y
+
+
+def retained(me: Rank) -> None:
+    plain = Retaining().double()
+    module = parallelize_module(copy.deepcopy(plain), mesh_of(me), {"": whole(0), "a": ColwiseParallel()})
+    x = values((2 * me.world, 4, WIDTH)).requires_grad_()
+    plain(x * 1).sum().backward()
+    module((x * 1).chunk(me.world)[me.rank]).sum().backward()
+    torch.testing.assert_close(module.inner.grad, plain.inner.grad)
+
+
+def test_a_gathered_input_may_retain_its_gradient(ranks: Pool) -> None:
+    ranks.run(2, retained)
 
 
 def test_a_hook_that_comes_too_late_is_an_error(ranks: Pool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -20,10 +21,13 @@ from tests.ranks import Pool, Rank
 def in_threads(me: Rank) -> None:
     """Threads take turns within the module's forward, where each finds the products of its own call."""
     torch.manual_seed(0)
+    inside = threading.Barrier(3)
     column = ColwiseParallel()
     plan = {"": whole_input(1), "a": column, "b": column}
     whole = Three("no_gradient_through_one").double()
     module = parallelize_module(copy.deepcopy(whole), mesh_of(me), plan)
+    inner = module.forward_of_prepared
+    module.forward_of_prepared = lambda x: (inside.wait(20), inner(x))[1]
 
     def calls(lane: int) -> None:
         with symm_overlap.lane(lane), symm_overlap.timeout(20):
