@@ -112,13 +112,6 @@ def scales_the_gradient(module: Three, x: Tensor) -> Tensor:
     return module.a(x) * module.b(x)
 
 
-def retains_the_gradient(module: Three, x: Tensor) -> Tensor:
-    if x.requires_grad:
-        x.retain_grad()
-        module.inner = x
-    return module.a(x) * module.b(x)
-
-
 def freezes_one(module: Three, x: Tensor) -> Tensor:
     module.a.requires_grad_(False)
     y = module.a(x)
@@ -150,7 +143,6 @@ WAYS: dict[str, Callable[[Three, Tensor], Tensor]] = {
         swapped_weights,
         writes_to_the_output,
         scales_the_gradient,
-        retains_the_gradient,
         freezes_one,
         writes_to_parts_of_weights,
     )
