@@ -127,7 +127,7 @@ def _is_observed(x: Tensor) -> bool:
 def offered(module: Any, x: Tensor) -> Tensor | None:
     """Return the kept output of the module for ``x``, or None if there is none or anything has changed.
 
-    In eager mode each output is returned once, because the caller may write to it, and call the module again.
+    Each output is returned once, because the caller may write to it, and call the module again.
     """
     if torch.compiler.is_compiling():
         return _offered_in_graph(module, x)
@@ -149,7 +149,7 @@ def _offered_in_graph(module: Any, x: Tensor) -> Tensor | None:
         return None
     written: list[bool] = []
     comptime()(_break_if_written_to, lambda: written.append(True))  # the second function runs behind a graph break
-    if written:
+    if written or not _first_use():
         return None
     # The modes may have changed since: the product shows under which it was computed.
     with_gradient = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
@@ -163,6 +163,23 @@ def _offered_in_graph(module: Any, x: Tensor) -> Tensor | None:
 # graph cannot tell whether the graph has written to a tensor.
 _versions = WeakTensorKeyDictionary()
 _read = WeakTensorKeyDictionary()
+
+
+class _Uses(threading.local):
+    """The products that the graph which this thread traces has used, and whether the latest use was the first."""
+
+    def __init__(self) -> None:
+        self.used = WeakTensorKeyDictionary()
+        self.latest_is_first = False
+
+
+_uses = _Uses()
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _first_use() -> bool:
+    """True if the graph that is traced has not used the product that `_break_if_written_to` has just checked."""
+    return _uses.latest_is_first
 
 
 def _keep_versions(context: Any) -> None:
@@ -184,6 +201,8 @@ def _break_if_written_to(context: Any) -> None:
         raise RuntimeError(f"{_OBSERVED}, in compiled code. {_WHY_OBSERVED}")
     if _versions.get(product) == _versions_now(context):
         _read[x] = x._version
+        _uses.latest_is_first = product not in _uses.used
+        _uses.used[product] = True
         return
     what = "symm_overlap.nn: a module writes to the input that its linear layers share, or to their parameters"
     if product.requires_grad and _read.get(x, x._version) != x._version:

@@ -106,6 +106,11 @@ def writes_to_the_output(module: Three, x: Tensor) -> Tensor:
     return first + module.a(x) * module.b(x)
 
 
+def writes_to_one_of_two(module: Three, x: Tensor) -> Tensor:
+    first, second = module.a(x), module.a(x)
+    return first.relu_() + second * module.b(x)
+
+
 def scales_the_gradient(module: Three, x: Tensor) -> Tensor:
     if x.requires_grad:
         x.register_hook(lambda gradient: gradient * 0.1)
@@ -142,6 +147,7 @@ WAYS: dict[str, Callable[[Three, Tensor], Tensor]] = {
         another_weight,
         swapped_weights,
         writes_to_the_output,
+        writes_to_one_of_two,
         scales_the_gradient,
         freezes_one,
         writes_to_parts_of_weights,
