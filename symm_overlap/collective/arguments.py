@@ -92,12 +92,14 @@ def group_name(group: Group) -> str:
         try:
             return str(group.get_group().group_name)
         except IndexError:
-            raise ValueError(f"this rank is not in {group}: make the call only on ranks of the mesh") from None
+            raise _outside(group) from None
     if isinstance(group, tuple) and len(group) == 2 and isinstance(group[0], DeviceMesh):
         mesh, dim = group
         try:
             return str(mesh.get_group(dim).group_name)
         except (KeyError, IndexError, AssertionError, TypeError) as error:  # mesh dimensions may also be flattened ones
+            if mesh.get_coordinate() is None:
+                raise _outside(mesh) from None
             raise ValueError(f"the DeviceMesh {mesh} has no dimension {dim!r}: {error}") from error
     if isinstance(group, int) and group == dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError(
@@ -111,6 +113,10 @@ def group_name(group: Group) -> str:
     raise TypeError(
         f"group must be a ProcessGroup, its name, a DeviceMesh or (DeviceMesh, dim), not {type(group).__name__}"
     )
+
+
+def _outside(mesh: DeviceMesh) -> ValueError:
+    return ValueError(f"this rank is not in {mesh}: make the call only on ranks of the mesh")
 
 
 def dimension(name: str, dim: int, tensor: TensorLike) -> int:

@@ -38,9 +38,11 @@ def call_with_groups(me: Rank) -> None:
         patch.setattr(dist, "is_initialized", lambda: False)
         with pytest.raises(TypeError, match=r"group is None: before torch\.distributed\.init_process_group"):
             symm_overlap.all_gather(A, 0, None)
-        patch.setattr(DeviceMesh, "get_group", lambda mesh: [][0])  # as on a rank outside of the mesh
-        with pytest.raises(ValueError, match="this rank is not in DeviceMesh"):
-            symm_overlap.all_gather(A, 0, line)
+        patch.setattr(DeviceMesh, "get_group", lambda *_: [][0])  # as on a rank outside of the mesh
+        patch.setattr(DeviceMesh, "get_coordinate", lambda _: None)
+        for group in (line, (line, 0), (square, "b")):
+            with pytest.raises(ValueError, match="this rank is not in DeviceMesh"):
+                symm_overlap.all_gather(A, 0, group)
     with pytest.raises(ValueError, match="this rank is not in the group"):
         symm_overlap.all_gather(A, 0, dist.GroupMember.NON_GROUP_MEMBER)
     for dim in (2, -3, "c", 0.0):
