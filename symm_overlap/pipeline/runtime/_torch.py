@@ -30,11 +30,20 @@ __all__ = [
     "reduce_replicated",
     "reduce_sharded",
     "reset_sharded",
+    "shares_memory",
     "split_args_kwargs_into_chunks",
     "tree_flatten",
     "tree_map",
     "tree_unflatten",
 ]
+
+
+def shares_memory(tensor: Tensor) -> bool:
+    """True if other tensors, or other parts of torch, hold the memory of a strided tensor too."""
+    if type(tensor) is not Tensor or tensor.layout != torch.strided:
+        return False
+    storage = tensor.untyped_storage()
+    return bool(torch._C._storage_Use_Count(storage._cdata) > 2)  # by the tensor, and by ``storage``
 
 
 def is_compiled(kind: type) -> bool:

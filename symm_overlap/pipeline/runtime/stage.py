@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._torch import tree_flatten, tree_unflatten
+from ._torch import shares_memory, tree_flatten, tree_unflatten
 from .backward import WeightPart, backward, backward_input, given_gradients
 from .sharded import DataParallel
 
@@ -183,10 +183,16 @@ class Stage:
 
 
 def _take_gradients(kept: _Microbatch) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the arguments, and drop them from the kept state."""
+    """Return the gradients of the arguments, and drop them from the kept state.
+
+    A gradient may share memory with the ``.grad`` of a parameter, if both are views of one tensor. The next microbatch
+    adds to the latter, perhaps before the previous stage uses this gradient, so it is copied.
+    """
     inputs, kept.inputs = kept.inputs, []
-    found = tuple(None if leaf is None else leaf.grad for leaf in inputs)
+    found: list[Tensor | None] = []
     for leaf in inputs:
+        gradient = None if leaf is None else leaf.grad
+        found.append(gradient.clone() if gradient is not None and shares_memory(gradient) else gradient)
         if leaf is not None:
             leaf.grad = None  # the graph, which holds the leaf, lives until the weight part
-    return found
+    return tuple(found)

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.pipeline.runtime.models import WIDTH, Layer, assert_gradients, batch, gradients, reference, squared
+from symm_overlap.pipeline import read_csv, verify
+from symm_overlap.pipeline.runtime import PipelineRuntime, Stage
+from tests.pipeline.runtime.models import ROWS, WIDTH, Layer, assert_gradients, batch, gradients, reference, squared
 from tests.pipeline.runtime.test_contract import runtime_of
 from tests.ranks import Pool, Rank
 
@@ -93,3 +95,34 @@ def written_to_by_the_next_stage(me: Rank, how: str) -> None:
 @pytest.mark.parametrize("world", [1, 2])
 def test_values_that_share_memory_arrive_apart(ranks: Pool, world: int, how: str) -> None:
     ranks.run(world, written_to_by_the_next_stage, how)
+
+
+class AddsItself(nn.Module):
+    """Adds a parameter of the input's shape, so that autograd gives both one gradient, in two views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position = nn.Parameter(torch.ones(ROWS, WIDTH, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x[None] + self.position[None])[0]
+
+
+def gradients_before_they_are_used(me: Rank, backwards: str) -> None:
+    whole, mine = [Layer(0), AddsItself()], [Layer(0), AddsItself()]
+    schedule = read_csv(f"0F0,0F1,1F0,1F1,{backwards}\n")
+    assert verify(schedule).ok
+    runtime = PipelineRuntime(
+        [Stage(module, index) for index, module in enumerate(mine)], schedule, group=me.group, loss=squared
+    )
+    x, target = batch(2)
+    _, _, wanted = reference(whole, x, target, 2)
+    runtime.step(x, target=target)
+    for module, expected in zip(mine, wanted, strict=True):
+        assert_gradients(gradients(module), expected)
+
+
+@pytest.mark.parametrize("backwards", ["1B0,1B1,0B0,0B1", "1I0,1W0,1I1,1W1,0I0,0I1,0W0,0W1"])
+def test_the_gradient_of_a_value_is_not_that_of_a_parameter(ranks: Pool, backwards: str) -> None:
+    """The next microbatch adds to the gradient of the parameter before the previous stage uses that of the value."""
+    ranks.run(1, gradients_before_they_are_used, backwards)
