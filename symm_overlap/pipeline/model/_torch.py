@@ -5,6 +5,9 @@ Fake tensors have shapes and dtypes but no memory. A dispatch mode sees every op
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.pipelining.microbatch import TensorChunkSpec
@@ -20,7 +23,13 @@ __all__ = [
     "TorchDispatchMode",
     "TreeSpec",
     "keystr",
+    "saved_tensors_hooks",
     "tree_flatten",
     "tree_flatten_with_path",
     "tree_unflatten",
 ]
+
+
+def saved_tensors_hooks() -> Any:
+    """Return the innermost active hooks for tensors that autograd saves, such as the hooks of a checkpoint."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)

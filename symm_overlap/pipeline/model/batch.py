@@ -32,7 +32,9 @@ class Entries:
     @property
     def constants(self) -> Hashable:
         """Everything but the tensors, as a key for look-ups."""
-        return str(self.flat.spec), tuple((type(each), each) for each in self.flat.constants), self.names
+        # Before Python 3.12, slices cannot be keys.
+        constants = (repr(each) if isinstance(each, slice) else each for each in self.flat.constants)
+        return str(self.flat.spec), tuple((type(each), each) for each in constants), self.names
 
 
 @dataclass(frozen=True)

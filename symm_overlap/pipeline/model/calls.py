@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from ._torch import OpOverload, TorchDispatchMode, TreeSpec, tree_flatten, tree_unflatten
+from ._torch import OpOverload, TorchDispatchMode, TreeSpec, saved_tensors_hooks, tree_flatten, tree_unflatten
 from .custom_gradients import RefusedGradients
 from .environment import autocast_state
 from .state import State
@@ -76,6 +77,7 @@ class Call:
         given: its arguments (args, kwargs).
         inputs: the tensors in the arguments.
         autocast: the state of autocast in which the model calls it.
+        recomputed: the model calls it in a checkpoint.
         returned: what it returns; known once it has run.
         changed: the indices of the tensors in its arguments that it changes in place.
         shared: the indices of the tensors in its arguments whose memory it returns.
@@ -88,6 +90,7 @@ class Call:
     given: Flat
     inputs: list[Tensor]
     autocast: tuple[tuple[str, torch.dtype], ...]
+    recomputed: bool = False
     returned: Flat | None = None
     changed: list[int] = field(default_factory=list)
     shared: list[int] = field(default_factory=list)
@@ -210,6 +213,7 @@ class Recorder:
         self._classes = {name: type(module) for name, module in modules.items()}
         self.calls: dict[int, Call] = {}
         self._gradients = RefusedGradients()
+        self._hooks = saved_tensors_hooks()
 
     def __enter__(self) -> Recorder:
         self._gradients.__enter__()
@@ -234,6 +238,13 @@ class Recorder:
 
     def _call(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         number = next(_numbers)
+        hooks = saved_tensors_hooks()
+        recomputed = hooks != self._hooks and hooks[0].__module__ == checkpoint.__module__
+        if hooks != self._hooks and not recomputed:
+            raise PassedError(
+                f"the model calls {name} ({_class(module)}) under hooks for the tensors that autograd saves, which the "
+                "stages would not have: set them in the layer itself, or around the whole step"
+            )
         try:
             given, tensors = Flat.of((args, kwargs))
         except TypeError as error:
@@ -242,11 +253,12 @@ class Recorder:
                 "other ranks would have another one. Call the model such that it passes none (use_cache=False for the "
                 "caches of Hugging Face)"
             ) from None
-        self.calls[number] = _calls[number] = Call(name, module, given, tensors, autocast_state())
+        self.calls[number] = _calls[number] = Call(name, module, given, tensors, autocast_state(), recomputed)
         self._state.require_same(module)
         self._gradients.allowed = True
         try:
-            results = WHOLE_MODULE(tensors, number)
+            with self._state.draws.of_whole_module():
+                results = WHOLE_MODULE(tensors, number)
         finally:  # the model may catch what a layer raises
             self._gradients.allowed = False
         self._state.note(module)

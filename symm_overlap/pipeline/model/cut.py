@@ -125,7 +125,7 @@ class _Cut:
         return parts
 
     def _require_one_copy(self, parts: Sequence[Part]) -> None:
-        """Check that no buffer that is changed is in several stages: each would have its own copy.
+        """Check that no buffer that is changed is in several stages, under any name: each would have its own copy.
 
         Raises:
             TraceError: one is.
@@ -134,16 +134,19 @@ class _Cut:
         changed = {str(node.target) for group in groups for node in group if node.op == "get_attr"}
         for calls in self._traced.calls.values():
             changed.update(f"{call.name}.{name}" for call in calls for name in call.updated)
-        found: set[str] = set()
-        for part in parts:
-            held = changed & part.buffers
-            if again := sorted(held & found):
+        memory = self._traced.memory
+        for name in sorted(changed & memory.keys()):
+            holders = [
+                {other for other in part.buffers & memory.keys() if memory[other].overlaps(memory[name])}
+                for part in parts
+            ]
+            if sum(map(bool, holders)) > 1:
+                also = sorted(set().union(*holders) - {name})
                 raise TraceError(
-                    f"the model changes the buffer {again[0]}, and several stages use it: each has a copy of its own, "
-                    "and would not see the changes of others. Use it in one layer alone, let that layer return the "
-                    "value, or cut elsewhere"
+                    f"the model changes the buffer {name}{f', which shares memory with {also[0]},' if also else ','} "
+                    "and several stages use it: each has a copy of its own, and would not see the changes of others. "
+                    "Use it in one layer alone, let that layer return the value, or cut elsewhere"
                 )
-            found |= held
 
     def _part(self, stage: int, received: Sequence[fx.Node], returned: Sequence[fx.Node]) -> Part:
         graph = fx.Graph()

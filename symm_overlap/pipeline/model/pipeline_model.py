@@ -17,7 +17,7 @@ from .environment import autocast_state, device_of, schedule_for
 from .layers import Classes, layers_of
 from .loss import on_all_ranks
 from .parts import Parts
-from .sequential_cut import Names, SequentialCut, skeleton_of
+from .sequential_cut import Names, SequentialCut
 from .sizes import Costs, Partition
 from .stage_module import Tensors, runs_of, shapes_of
 from .traced_cut import TracedCut
@@ -109,9 +109,7 @@ class PipelineModel:
                 raise ValueError("first, last and kwargs_of are for trace=False: tracing finds them in the model")
             cut = TracedCut(model, layers, device_of(model, wanted), self.schedule, partition, costs)
         else:
-            cut = SequentialCut(
-                skeleton_of(model), layers, self.schedule, partition, costs, first=first, last=last, kwargs_of=kwargs_of
-            )
+            cut = SequentialCut(model, layers, self.schedule, partition, costs, first, last, kwargs_of)
         self._cut = cut
         rank = dist.get_rank(group)
         self._parts = Parts(model, self.schedule, rank, wanted, device_of(model, wanted), init, state_dict)
@@ -160,7 +158,7 @@ class PipelineModel:
         if self._target is not None and self._target not in batch:
             raise ValueError(f"the batch has no {self._target!r}, the target of the loss: it has {', '.join(batch)}")
         self._build(read)
-        runtime = self._runtime(read, "loss", loss_alone=self._loss is None)
+        runtime = self._runtime(read, "loss", gradients=True)
         losses: list[Tensor] = []
         runtime.step(**read.uncut, losses=losses, return_outputs=False)
         loss = torch.stack([each.reshape(()) for each in losses]).mean() if losses else None
@@ -182,7 +180,7 @@ class PipelineModel:
         read = self._read(batch)
         self._build(read)
         with_loss = self._loss is not None and self._target in batch
-        runtime = self._runtime(read, "loss" if with_loss else "outputs", loss_alone=False)
+        runtime = self._runtime(read, "loss" if with_loss else "outputs", gradients=False)
         returned = runtime.eval(**read.uncut)
         if returned is None:
             return None
@@ -258,9 +256,10 @@ class PipelineModel:
             if message is not None:
                 raise RuntimeError(f"rank {rank} of the pipeline could not make its part of the model: {message}")
 
-    def _runtime(self, read: Batch, returns: str, *, loss_alone: bool) -> PipelineRuntime:
+    def _runtime(self, read: Batch, returns: str, *, gradients: bool) -> PipelineRuntime:
         """Return the runtime for batches of these shapes: messages through symmetric memory have fixed shapes."""
-        what = read.inputs.constants, read.target.constants, self._mode, returns, autocast_state()
+        what = read.inputs.constants, read.target.constants, self._mode, returns, gradients, autocast_state()
+        options = {"loss_alone": gradients and self._loss is None, "gradients": gradients}
         modules = {stage.index: module for stage, module in self._parts.modules()}
         known = {index: runs_of(module) for index, module in modules.items()}
         shapes = []
@@ -268,7 +267,7 @@ class PipelineModel:
             shapes.append(shapes_of(tensors))
             if any((what, shapes[-1]) not in runs.functions for runs in known.values()):
                 finish = self._finish(read, returns)
-                for index, run in self._cut.runs(modules, read.inputs, tensors, finish, loss_alone).items():
+                for index, run in self._cut.runs(modules, read.inputs, tensors, finish, **options).items():
                     known[index].functions[what, shapes[-1]] = run
         for runs in known.values():
             runs.what, runs.shared = what, read.shared

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from ..schedule import Schedule
 from .batch import Entries
-from .layers import names_that_fit
+from .layers import is_inside, names_that_fit
+from .memory import Memory, memory_of
 from .sizes import Costs, Partition, given_costs, size_of, sizes_of
 from .skeleton import Skeleton
 from .stage_module import Run, StageModule, Tensors
@@ -27,7 +28,7 @@ class SequentialCut:
     """See the top of this file. It has the interface of `TracedCut`.
 
     Args:
-        model: the whole model or its skeleton. Its names, its numbers of parameters and its ``train`` are used.
+        model: the whole model.
         layers, first, last: names of modules, in the order in which they are called.
         kwargs_of: for names of modules, in which ``*`` matches anything but a dot, the entries of the batch that they
             get by keyword. All other entries go to the first module, in their order.
@@ -43,12 +44,11 @@ class SequentialCut:
         schedule: Schedule,
         partition: Partition,
         costs: Costs,
-        *,
         first: Names = (),
         last: Names = (),
         kwargs_of: Mapping[str, Names] | None = None,
     ) -> None:
-        self.model = model
+        self.model = _skeleton_of(model)
         before, behind = _listed(first), _listed(last)
         for name in (*before, *behind):
             if name not in dict(model.named_modules()):
@@ -69,13 +69,21 @@ class SequentialCut:
             start += size
         self._names[0][:0] = before
         self._names[-1] += behind
+        self._common = _common(self._names, memory_of(model))
 
     def modules(self, inputs: Entries, tensors: Tensors) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
         """See `TracedCut.modules`."""
         return [(tuple(dict.fromkeys(names)), ()) for names in self._names]
 
     def runs(
-        self, stages: dict[int, StageModule], inputs: Entries, tensors: Tensors, finish: Finish, loss_alone: bool
+        self,
+        stages: dict[int, StageModule],
+        inputs: Entries,
+        tensors: Tensors,
+        finish: Finish,
+        *,
+        loss_alone: bool,
+        gradients: bool,
     ) -> dict[int, Run]:
         """See `TracedCut.runs`."""
         return {index: self._run(index, stage, inputs, finish, loss_alone) for index, stage in stages.items()}
@@ -91,10 +99,17 @@ class SequentialCut:
             value: Any = tuple(received)
             if index == 0:
                 value = tuple(entry for name, entry in batch.items() if name not in by_keyword)
+            before = _versions(stage, self._common[index])
             for name in names:
                 given = value if isinstance(value, tuple) else (value,)
                 kwargs = {entry: batch[entry] for entry in self._kwargs_of.get(name, ())}
                 value = stage.get_submodule(name)(*given, **kwargs)
+            for name, version in _versions(stage, self._common[index]).items():
+                if version != before[name]:
+                    raise RuntimeError(
+                        f"stage {index} changes the buffer {name}, which another stage has too: each has a copy of its "
+                        "own, and does not see the changes of others. Use it in one layer alone, or cut elsewhere"
+                    )
             if not is_last:
                 return value
             return loss_in(value) if loss_alone else finish(value, tensors)
@@ -102,7 +117,26 @@ class SequentialCut:
         return run
 
 
-def skeleton_of(model: nn.Module) -> nn.Module:
+def _common(names: Sequence[Sequence[str]], memory: Mapping[str, Memory]) -> list[list[str]]:
+    """Return for each stage, of which ``names`` has the modules, the tensors of which another stage has a part."""
+    held = [{each for each in memory if any(is_inside(each, name) for name in found)} for found in names]
+    return [
+        [
+            each
+            for each in mine
+            if any(memory[each].overlaps(memory[other]) for o in held if o is not mine for other in o)
+        ]
+        for mine in held
+    ]
+
+
+def _versions(stage: StageModule, names: Sequence[str]) -> dict[str, int]:
+    """Return how often each of these buffers was written to."""
+    buffers = dict(stage.named_buffers(remove_duplicate=False)) if names else {}
+    return {name: buffers[name]._version for name in names if name in buffers and not buffers[name].is_inference()}
+
+
+def _skeleton_of(model: nn.Module) -> nn.Module:
     """Return a copy of a model without memory, so that a rank keeps only its own part; or the model if it contains what
     cannot be copied, such as a lock."""
     try:

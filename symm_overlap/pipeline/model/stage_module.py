@@ -9,9 +9,11 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor, fx, nn
+from torch.utils.checkpoint import checkpoint
 
 from .calls import WHOLE_MODULE, Call, Flat
 from .cut import Part
@@ -27,8 +29,8 @@ class Runs:
     """What a stage can run.
 
     Attributes:
-        what: identifies the next calls: the constants of the batch, the mode, what is returned, and autocast. Together
-            with the shapes of the tensors of the batch, it selects the function to run.
+        what: identifies the next calls: the constants of the batch, the mode, what is returned, whether they train, and
+            autocast. Together with the shapes of the tensors of the batch, it selects the function to run.
         shared: the tensors of the batch that all microbatches have.
         functions: the functions to run, by ``(what, shapes_of(tensors))``.
     """
@@ -92,8 +94,8 @@ def has(stage: StageModule, name: str) -> bool:
 
 
 def shapes_of(tensors: Tensors) -> Hashable:
-    """Return a key for look-ups of parts. Traced graphs are valid only for the shapes that they were traced with."""
-    return tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in sorted(tensors.items()))
+    """Return a key for look-ups of parts. Traced graphs are valid only for what they were traced with."""
+    return tuple((name, tuple(each.shape), each.stride(), each.dtype) for name, each in sorted(tensors.items()))
 
 
 def run_of(part: Part, stage: StageModule) -> Callable[[Sequence[Tensor], Tensors], list[Tensor]]:
@@ -115,7 +117,8 @@ class _Called:
 
     def __call__(self, tensors: Sequence[Tensor], number: int) -> list[Tensor]:
         args, kwargs = self.call.given.filled(tensors)
-        returned, results = Flat.of(self.stage.get_submodule(self.call.name)(*args, **kwargs))
+        run = partial(self.stage.get_submodule(self.call.name), *args, **kwargs)
+        returned, results = Flat.of(checkpoint(run, use_reentrant=False) if self.call.recomputed else run())
         if returned != self.call.returned:
             raise RuntimeError(
                 f"{self.call.name} returned {returned}, but {self.call.returned} when the model was cut: what a module "

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from .draws import Draws
 from .trace_error import PassedError
 
 _OF_TORCH = frozenset(vars(nn.Module()))
@@ -28,6 +29,7 @@ class State:
 
     Attributes:
         filled: the names of the attributes that the modules around the whole modules have filled.
+        draws: the random numbers that are drawn.
     """
 
     def __init__(self, whole: Collection[str]) -> None:
@@ -36,12 +38,14 @@ class State:
         self._around: list[nn.Module] = []
         self._known: dict[int, dict[str, Any]] = {}
         self.filled: set[str] = set()
+        self.draws = Draws()
 
     def begin(self, model: nn.Module) -> None:
         """Note the state before the model is called."""
         self._names = dict(model.named_modules())
         self._around = list(modules_around(model, self._whole).values())
         self._known = {_identity(module): _attributes(module) for module in self._names.values()}
+        self.draws.begin()
 
     def note(self, whole: nn.Module) -> None:
         """Note the state of a whole module after a call."""
@@ -64,8 +68,9 @@ class State:
         """Check all modules after the model was called.
 
         Raises:
-            PassedError: the model has changed one.
+            PassedError: the model has changed one, or has drawn random numbers.
         """
+        self.draws.end()
         for name, module in self._names.items():
             if name in self._whole:
                 self.require_same(module)
@@ -83,6 +88,7 @@ class State:
 
     def undo(self) -> None:
         """Undo what the model has set on modules around the whole modules, so that it runs alike the next time."""
+        self.draws.undo()
         for module in self._around:
             own, known = vars(module), self._known[_identity(module)]
             for name in own.keys() - _OF_TORCH - known.keys():

@@ -19,6 +19,7 @@ from .calls import WHOLE_MODULE, Call, Flat, Recorder
 from .custom_gradients import require_no_backward_hooks
 from .effects import Constant, has_effects
 from .kept import require_nothing_kept
+from .memory import Memory
 from .skeleton import Skeleton
 from .state import State, modules_around
 from .trace_error import PassedError, TraceError, failure_message, line_of
@@ -37,12 +38,14 @@ class Traced:
         calls: for each node that calls whole modules, the calls.
         layers: the nodes that call layers, in order.
         returned: how to build what the model returns from the outputs of the graph.
+        memory: the memory of the model's parameters and buffers, by name.
     """
 
     graph: fx.Graph
     calls: dict[fx.Node, tuple[Call, ...]]
     layers: tuple[fx.Node, ...]
     returned: Flat
+    memory: Mapping[str, Memory]
 
 
 class _Root(nn.Module):
@@ -80,7 +83,12 @@ class _Root(nn.Module):
 
 
 def trace(
-    skeleton: Skeleton, whole: dict[str, nn.Module], layers: Sequence[str], batch: Flat, tensors: Mapping[str, Tensor]
+    skeleton: Skeleton,
+    whole: dict[str, nn.Module],
+    layers: Sequence[str],
+    batch: Flat,
+    tensors: Mapping[str, Tensor],
+    gradients: bool = True,
 ) -> Traced:
     """Return the graph of a model.
 
@@ -88,6 +96,7 @@ def trace(
         whole: the whole modules of the skeleton, by name.
         layers: the names of those whole modules that are layers.
         batch, tensors: the keyword arguments of the model for one microbatch, and their tensors by name.
+        gradients: whether the graph is for training.
 
     Raises:
         TraceError: the model cannot be traced; the message says where, and what to do.
@@ -105,12 +114,12 @@ def trace(
         except Exception as error:
             raise TraceError(failure_message(error, skeleton.model, names)) from error
 
-    # The graph is also for training, whatever the caller is doing: a no_grad() around it leaves no trace in the graph.
-    with torch.inference_mode(False), torch.enable_grad(), Recorder(whole, state) as recorder:
+    # Not as the caller has set it: a no_grad() around a training step leaves no trace in the graph.
+    with torch.inference_mode(False), torch.set_grad_enabled(gradients), Recorder(whole, state) as recorder:
         program = exported(1)
         if state.filled and tensors:
             require_nothing_kept(exported(2), recorder.calls, state.filled)
-    return _Copy(program, recorder.calls, layers, tensors).traced(returned[0])
+    return _Copy(program, recorder.calls, layers, tensors).traced(returned[0], skeleton.memory)
 
 
 class _Copy:
@@ -130,7 +139,7 @@ class _Copy:
         self._calls: dict[fx.Node, tuple[Call, ...]] = {}
         self._of: dict[fx.Node, fx.Node] = {}
 
-    def traced(self, returned: Flat) -> Traced:
+    def traced(self, returned: Flat, memory: Mapping[str, Memory]) -> Traced:
         for node in self._program.graph.nodes:
             if node.op == "output":
                 self._graph.output(tuple(self._of[value] for value in node.args[0]))
@@ -144,7 +153,7 @@ class _Copy:
         live = set(self._graph.nodes)
         calls = {node: calls for node, calls in self._calls.items() if node in live}
         layers = tuple(node for node in self._graph.nodes if node in calls and calls[node][0].name in self._layers)
-        return Traced(self._graph, calls, layers, returned)
+        return Traced(self._graph, calls, layers, returned, memory)
 
     def _copied(self, node: fx.Node) -> fx.Node:
         if node.op == "placeholder":
@@ -183,8 +192,8 @@ class _Copy:
         for call in found:
             if call.name in self._layers:
                 raise TraceError(
-                    f"the model calls layer {call.name} under torch.no_grad() or autocast, where it cannot be cut: "
-                    "move that into the layer, or cut without tracing (trace=False)"
+                    f"the model calls layer {call.name} under torch.no_grad(), autocast or a reentrant checkpoint, "
+                    "where it cannot be cut: move that into the layer, or cut without tracing (trace=False)"
                 )
         return found
 

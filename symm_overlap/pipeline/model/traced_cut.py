@@ -63,7 +63,7 @@ class TracedCut:
         Raises:
             TraceError, ValueError: the model cannot be cut.
         """
-        traced = self._trace(inputs, tensors)
+        traced = self._trace(inputs, tensors, gradients=True)
         self._order = _layers_of(traced)
         costs = layer_costs(self._costs, traced, self._skeleton)
         self.sizes = sizes_of(self._partition, self._order, self._schedule, costs)
@@ -79,7 +79,14 @@ class TracedCut:
         return tuple(modules), tuple(name for name, found in owners.items() if not found)
 
     def runs(
-        self, stages: dict[int, StageModule], inputs: Entries, tensors: Tensors, finish: Finish, loss_alone: bool
+        self,
+        stages: dict[int, StageModule],
+        inputs: Entries,
+        tensors: Tensors,
+        finish: Finish,
+        *,
+        loss_alone: bool,
+        gradients: bool,
     ) -> dict[int, Run]:
         """Return what stages of this rank run for microbatches of these shapes.
 
@@ -87,12 +94,13 @@ class TracedCut:
             stages: the stages by their index in the pipeline.
             finish: see `Finish`; for the last stage.
             loss_alone: whether only the loss is needed of what the model returns.
+            gradients: whether they run in training steps.
 
         Raises:
             TraceError, ValueError: the model cannot be traced, or calls other layers or modules than with the first
                 batch.
         """
-        traced = self._trace(inputs, tensors)
+        traced = self._trace(inputs, tensors, gradients)
         if _layers_of(traced) != self._order:
             raise ValueError(
                 f"with this batch the model calls the layers {', '.join(_layers_of(traced))}; with the first batch it "
@@ -114,9 +122,9 @@ class TracedCut:
                 found[index] = _last(run, traced.returned, finish)
         return found
 
-    def _trace(self, inputs: Entries, tensors: Tensors) -> Traced:
+    def _trace(self, inputs: Entries, tensors: Tensors, gradients: bool) -> Traced:
         given = {name: tensors[name] for name in inputs.names}
-        return trace(self._skeleton, self._whole, self._layers, inputs.flat, given)
+        return trace(self._skeleton, self._whole, self._layers, inputs.flat, given, gradients)
 
     def _complete(self, stage: StageModule, part: Part) -> None:
         """Add modules without parameters that the first batch did not need, such as dropout after an evaluation."""
