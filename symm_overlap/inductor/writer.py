@@ -17,6 +17,9 @@ from .arrangement import Size
 from .graph import aten, is_tensor, same_memory, same_strides, value
 
 
+_COLLECTIVES = ("_c10d_functional", "symm_overlap")
+
+
 def _read_by_strides(node: Node) -> bool:
     """True if ``as_strided`` reads the memory of a tensor, also through a view of it."""
     left, seen = [node], {node}
@@ -152,7 +155,7 @@ class Writer:
         """Return a node whose value is an expression of sizes, or a number. Add the nodes that compute it."""
         if expression.is_Integer:
             return int(expression)
-        for node in self._earlier():
+        for node in self._earlier(depends_on_data=expression.is_Symbol):
             if _is_size(node.meta.get("val"), expression):
                 return node
             for dim, size in enumerate(value(node).shape if is_tensor(node) else ()):
@@ -162,9 +165,20 @@ class Writer:
             raise SymbolicSizeError(f"size {expression} cannot be computed from those of the graph")
         return reduce(partial(self.call, calculate), map(self._computed, expression.args))
 
-    def _earlier(self) -> Iterator[Node]:
-        """Yield the nodes before those that are written."""
-        return takewhile(lambda node: node is not self.before, self.graph.nodes)
+    def _earlier(self, depends_on_data: bool = False) -> Iterator[Node]:
+        """Yield the nodes before those that are written, of which sizes may be taken.
+
+        These are the inputs of the graph, and what is computed from sizes of these alone. If the size may depend on
+        data, they are also all nodes that no collective contributes to. The size of another tensor may be that of one
+        which is about to be replaced by what is written.
+        """
+        found: set[Node] = set()
+        for node in takewhile(lambda node: node is not self.before, self.graph.nodes):
+            is_size = depends_on_data or isinstance(node.meta.get("val"), torch.SymInt)
+            own = is_size and getattr(node.target, "namespace", "") not in _COLLECTIVES
+            if node.op == "placeholder" or (own and found.issuperset(node.all_input_nodes)):
+                found.add(node)
+                yield node
 
     def undo(self) -> None:
         """Remove all nodes that were added."""

@@ -45,6 +45,12 @@ def scatter_and_gather_the_sequence(x: Tensor, w: Tensor, group: str) -> Tensor:
     return all_gather_tensor_autograd(part.relu(), 1, group) @ w.t()
 
 
+def gather_twice(x: Tensor, w: Tensor, group: str) -> Tensor:
+    """The sizes of what is gathered first must not be taken from a tensor that is replaced."""
+    y = all_gather_tensor_autograd(x, 0, group) @ w
+    return all_gather_tensor_autograd(y, 0, group) @ w.t()
+
+
 def add_what_is_scattered(x: Tensor, w: Tensor, group: str) -> Tensor:
     return reduce_scatter_tensor(x @ w, "sum", 1, group) + reduce_scatter_tensor(x @ w.cos(), "sum", 1, group)
 
@@ -66,6 +72,7 @@ PROGRAMS: list[tuple[Program, int, tuple[int, ...], list[int], int]] = [
     (scatter_rows, 4, (16, 3, K), [0, 1], 1),
     (scatter_the_sequence, 4, (3, 16, K), [1], 1),
     (scatter_and_gather_the_sequence, 2, (3, 8, K), [0, 1], 2),
+    (gather_twice, 2, (4, 6, K), [0, 1], 2),
     (add_what_is_scattered, 3, (3, 12, K), [0, 1], 1),
     (add_what_all_ranks_sum, 2, (3, 7, K), [0, 1], 1),
     (sum_casts_over_all_ranks, 2, (3, 8, K), [0, 1], 1),
