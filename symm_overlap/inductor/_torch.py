@@ -7,6 +7,7 @@ They are not in `symm_overlap._torch`, because importing the compiler takes seco
 from __future__ import annotations
 
 import operator
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ __all__ = [
     "expression_of",
     "get_hash_for_files",
     "groups",
+    "is_inner_graph",
     "known",
     "options_of",
     "pads",
@@ -163,6 +165,15 @@ def plain_size(size: Any) -> Any:
 def groups() -> dict[str, _c10d.ProcessGroup]:
     """Return every group of this process, by its name."""
     return {str(name): group for group, name in _c10d._world.pg_names.items()}
+
+
+def is_inner_graph() -> bool:
+    """True if the pass is running on a region or a branch of another graph. Only torch's stack shows it."""
+    frame, depth = sys._getframe(), 0
+    while frame.f_back is not None:
+        frame = frame.f_back
+        depth += frame.f_code.co_name == "_recursive_post_grad_passes"
+    return depth > 1
 
 
 def counters() -> Counter[str]:

@@ -7,13 +7,14 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from torch.fx import Graph
+from torch.fx import Graph, GraphModule
 
 from ..collective.note import make_note
 from ._torch import (
     AnyPass,
     CustomGraphPass,
     get_hash_for_files,
+    is_inner_graph,
     run_after_compilations,
     stable_topological_sort,
 )
@@ -62,7 +63,7 @@ class OverlapPass(CustomGraphPass):
         if self.before is not None:
             self.before(graph)
             add_values(graph)
-        by_hand = any(is_ours(node) for node in graph.nodes)
+        by_hand = is_inner_graph() or any(is_ours(node) for each in _with_inner(graph) for node in each.nodes)
         drop_zeros(graph)
         make_plain(graph, self.choices)
         empty_buckets(graph, self.choices)
@@ -114,6 +115,14 @@ class OverlapPass(CustomGraphPass):
         for node in graph.nodes:
             if is_written(node):
                 node.kwargs = {**node.kwargs, "note": make_note(self.choices.settings)}
+
+
+def _with_inner(graph: Graph) -> Iterator[Graph]:
+    """Yield a graph, and the graphs of the regions and branches in it."""
+    yield graph
+    for module in graph.owning_module.modules() if graph.owning_module is not None else ():
+        if isinstance(module, GraphModule) and module.graph is not graph:
+            yield module.graph
 
 
 @cache

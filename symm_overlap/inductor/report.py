@@ -57,7 +57,8 @@ class GraphReport:
 
     Attributes:
         sites: one site for each collective.
-        by_hand: whether the graph had ops of this package before the pass.
+        by_hand: whether the graph had ops of this package before the pass. This includes graphs inside it (regions and
+            branches). A graph inside another one counts as such a graph too, as the other one may have collectives.
         cached: whether the graph came from one of torch's caches.
     """
 

@@ -16,7 +16,6 @@ from ._torch import ARITHMETIC, expression_of, known, plain_size, tree_leaves
 from .arrangement import Size
 from .graph import aten, is_tensor, same_memory, same_strides, value
 
-
 _COLLECTIVES = ("_c10d_functional", "symm_overlap")
 
 

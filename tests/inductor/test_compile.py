@@ -242,6 +242,26 @@ def test_a_graph_that_has_the_ops_already_is_nothing_to_warn_of() -> None:
         )(torch.ones(3, 4), torch.ones(4, 5))
 
 
+def test_the_graphs_of_branches_are_not_judged_alone(tmp_path: Any) -> None:
+    """Inductor runs the pass on each branch and then on the graph around them. Two of these three have no collective."""
+    with fake_group(2) as name, mock.patch.dict(os.environ), torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="symm_overlap")
+        start_anew(str(tmp_path))
+
+        def program(x: Tensor, weight: Tensor) -> Tensor:
+            def gathers(x: Tensor, weight: Tensor) -> Tensor:
+                return all_gather_tensor(x, 0, name) @ weight
+
+            def repeats(x: Tensor, weight: Tensor) -> Tensor:
+                return torch.cat([x, x]) @ weight
+
+            return torch.cond(x.sum() > 0, gathers, repeats, (x, weight))
+
+        options = symm_overlap.inductor.options(strict=True)
+        torch.compile(program, options=options)(torch.ones(3, 4), torch.ones(4, 5))
+    assert sorted(len(graph.sites) for graph in symm_overlap.inductor.report().graphs) == [0, 0, 1]
+
+
 c10d = torch.ops._c10d_functional
 
 
