@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ class SequenceParallel(parallel.SequenceParallel):
     - Every rank gets the values of rank 0.
 
     Modules without parameters, such as dropout, and modules whose parameters are in submodules get torch's own style
-    and compute with DTensors.
+    and compute with DTensors. So does a module of which a parameter is computed (parametrized, pruned).
 
     Args:
         sequence_dim, use_local_output: as in torch's style.
@@ -49,19 +48,20 @@ class SequenceParallel(parallel.SequenceParallel):
         for name in own:
             distribute(module, name, device_mesh, Replicate(), self.src_data_rank)
         (layout,) = self.sequence_sharding
-        sequence = SequenceLayout(device_mesh, group_name(device_mesh), layout, self.use_local_output)
+        sequence = SequenceLayout(device_mesh, group_name(device_mesh), layout, self.use_local_output, tuple(own))
         override(module, _forward, sequence_layout=sequence, forward_of_shard=module.forward)
         return module
 
 
 @dataclass(frozen=True, eq=False)
 class SequenceLayout:
-    """The layout of a module's input and output; see `SequenceParallel`."""
+    """The layout of a module's input and output, and the names of its parameters; see `SequenceParallel`."""
 
     mesh: DeviceMesh
     group: str
     layout: Shard
     use_local_output: bool
+    names: tuple[str, ...]
 
     def __deepcopy__(self, memo: Any) -> SequenceLayout:
         return self  # it never changes, and ranks are not copied with a model
@@ -82,26 +82,30 @@ class SequenceLayout:
 def _forward(module: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     layout: SequenceLayout = module.sequence_layout
     shard = layout.shard_of(input)
-    with _with_plain_parameters(module, layout):
-        output = module.forward_of_shard(shard, *args, **kwargs)
+    if any(name not in module._parameters for name in layout.names):  # computed by a parametrization, or a hook
+        given = DTensor.from_local(shard, layout.mesh, [layout.layout], run_check=False)
+        whole = module.forward_of_shard(given, *args, **kwargs)
+        output = whole.redistribute(placements=[layout.layout]).to_local()
+    else:
+        output = _with_plain_parameters(module, layout, (shard, *args), kwargs)
     return to_output(output, layout.mesh, layout.layout, layout.layout, layout.use_local_output)
 
 
-def _with_plain_parameters(module: nn.Module, layout: SequenceLayout) -> AbstractContextManager[Any]:
-    """Replace the module's own parameters by plain tensors inside the block. Their gradients are summed over ranks."""
+def _with_plain_parameters(module: Any, layout: SequenceLayout, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the module with plain tensors as its own parameters. Their gradients are summed over ranks."""
     own = dict(module.named_parameters(recurse=False))
     local = [local_of(parameter, layout.mesh, Replicate()) for parameter in own.values()]
-    plain = summed_gradients(layout.group, *local)
-    if torch.compiler.is_compiling():
-        return reparametrized(module, dict(zip(own, plain, strict=True)))
-    return _replaced(module, own, plain)
-
-
-@contextmanager
-def _replaced(module: nn.Module, own: dict[str, nn.Parameter], plain: Sequence[Tensor]) -> Iterator[None]:
-    """Restore ``own``, and not what was there before: another thread may be in the module's forward too."""
-    module._parameters.update(zip(own, plain, strict=True))  # type: ignore[arg-type]  # setattr accepts parameters only
-    try:
-        yield
-    finally:
-        module._parameters.update(own)
+    plain = dict(zip(own, summed_gradients(layout.group, *local), strict=True))
+    forward = module.forward_of_shard
+    bound = isinstance(forward, MethodType) and getattr(forward, "__self__", None) is module
+    if torch.compiler.is_compiling() or not bound:
+        with reparametrized(module, plain):
+            return forward(*args, **kwargs)
+    # A twin of the module has the plain tensors, because other threads may be in the forward of the module too.
+    twin = object.__new__(type(module))
+    attributes = vars(twin)
+    attributes.update(vars(module), _parameters={**module._parameters, **plain})
+    output = forward.__func__(twin, *args, **kwargs)
+    attributes["_parameters"] = module._parameters
+    vars(module).update((name, each) for name, each in attributes.items() if vars(module).get(name) is not each)
+    return output

@@ -167,7 +167,11 @@ class Inputs:
         return [path[-1] for path in outside if self._ready(path[-1])]
 
     def _ready(self, module: nn.Module) -> bool:
-        """True if the weight is available, and counts how often it is written to."""
+        """True if the weight is available, and counts how often it is written to. A weight that is computed with each
+        call (by a parametrization, or a hook) would be another one when the layer runs.
+        """
+        if any(name not in module._parameters for name in ("weight", "bias")):
+            return False
         mesh, weight = column_of(module).mesh, module.weight
         if mesh != self.mesh or not isinstance(weight, DTensor) or weight.device_mesh != mesh:
             return False

@@ -243,7 +243,7 @@ def test_a_graph_that_has_the_ops_already_is_nothing_to_warn_of() -> None:
 
 
 def test_the_graphs_of_branches_are_not_judged_alone(tmp_path: Any) -> None:
-    """Inductor runs the pass on each branch and then on the graph around them. Two of these three have no collective."""
+    """Inductor runs the pass on each branch, then on the graph around them. Two of the three have no collective."""
     with fake_group(2) as name, mock.patch.dict(os.environ), torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("error", message="symm_overlap")
         start_anew(str(tmp_path))

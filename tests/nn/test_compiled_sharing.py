@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 
-from symm_overlap.nn import ColumnParallelLinear, ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
-from symm_overlap.nn.sequence import _replaced
+from symm_overlap.nn import ColumnParallelLinear, ColwiseParallel, PrepareModuleInput, RowwiseParallel
 from tests.nn.blocks import WIDTH
 from tests.nn.reference import EXACT, TORCH, full, mesh_of, values, weighted
 from tests.nn.test_sharing import Three
@@ -198,20 +197,3 @@ def earlier_layer(me: Rank) -> None:
 def test_a_layer_of_an_earlier_version_works_once_it_is_loaded(ranks: Pool) -> None:
     """A copy sets the state as loading does."""
     ranks.run(2, earlier_layer)
-
-
-def two_threads(me: Rank) -> None:
-    norm = parallelize_module(nn.LayerNorm(WIDTH), mesh_of(me), SequenceParallel())
-    own = dict(norm.named_parameters())
-    plain = [parameter.to_local() for parameter in own.values()]
-    one, other = (_replaced(norm, own, plain) for _ in range(2))
-    for enter_or_leave in (one.__enter__, other.__enter__):
-        enter_or_leave()
-    for each in (one, other):
-        each.__exit__(None, None, None)
-    assert all(norm._parameters[name] is parameter for name, parameter in own.items())
-
-
-def test_parameters_of_a_norm_are_restored_when_two_threads_are_in_its_forward(ranks: Pool) -> None:
-    """Both read the parameters before either of them replaces them."""
-    ranks.run(2, two_threads)

@@ -13,10 +13,18 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import parallelize_module
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrize, prune
 
-from symm_overlap.nn import ColumnParallelLinear, RowParallelLinear, column_parallel
-from tests.nn.blocks import HIDDEN, MLP, WIDTH, mlp_plan
+from symm_overlap.nn import (
+    ColumnParallelLinear,
+    ColwiseParallel,
+    RowParallelLinear,
+    RowwiseParallel,
+    SequenceParallel,
+    column_parallel,
+)
+from tests.nn.blocks import HIDDEN, MLP, WIDTH, SwiGLU, mlp_plan
+from tests.nn.blocks import whole as whole_input
 from tests.nn.reference import EXACT, gradients, mesh_of, part, same_gradients, values
 from tests.ranks import Pool, Rank
 
@@ -97,6 +105,58 @@ def other_layout(me: Rank, change: Callable[[nn.Module, nn.Module], Callable[[Te
 def test_parameters_of_another_layout_are_laid_out(ranks: Pool, change: Callable[..., Any]) -> None:
     """As with torch's styles, where every operation on a DTensor goes by its layout."""
     ranks.run(2, other_layout, change)
+
+
+class Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, weight: Tensor) -> Tensor:
+        self.calls += 1
+        return weight * weight
+
+
+def pruned(layer: nn.Module, name: str) -> None:
+    value = getattr(layer, name)
+    mask = torch.arange(value.numel(), dtype=value.dtype).remainder(3).sign().view(value.shape)
+    mask = distribute_tensor(mask, value.device_mesh, value.placements) if isinstance(value, DTensor) else mask
+    prune.custom_from_mask(layer, name, mask)
+
+
+def computed_with_each_call(me: Rank) -> None:
+    """Parameters that a hook sets before each call, or a parametrization computes, of layers and of a norm."""
+    torch.manual_seed(0)
+    whole = nn.Sequential(nn.LayerNorm(WIDTH), SwiGLU()).double()
+    nn.init.normal_(whole[0].weight)
+    model, mesh = copy.deepcopy(whole), mesh_of(me)
+    column = {"": whole_input(1), "gate": ColwiseParallel(), "up": ColwiseParallel()}
+    parallelize_module(model[1], mesh, {**column, "down": RowwiseParallel(output_layouts=Shard(1))})
+    parallelize_module(model[0], mesh, SequenceParallel(use_local_output=True))
+    counts = []
+    for each in (whole, model):
+        norm, layers = each[0], each[1]
+        pruned(layers.gate, "weight")
+        pruned(norm, "weight")
+        counts.append(Counted())
+        parametrize.register_parametrization(layers.up, "weight", counts[-1])
+        parametrize.register_parametrization(norm, "bias", nn.Identity())
+        counts[-1].calls = 0
+    for seed in range(2):
+        x = values((2, 2 * me.world, WIDTH), seed).requires_grad_()
+        mine = part(me, x.detach(), Shard(1)).clone().requires_grad_()
+        expected, found = whole(x), model(mine)
+        torch.testing.assert_close(found, part(me, expected, Shard(1)), **EXACT)
+        expected.square().sum().backward()
+        found.square().sum().backward()
+        torch.testing.assert_close(mine.grad, part(me, x.grad, Shard(1)), **EXACT)
+    same_gradients(model, whole, **EXACT)
+    assert [count.calls for count in counts] == [2, 2]
+
+
+def test_parameters_that_are_computed_with_each_call(ranks: Pool) -> None:
+    for world in (1, 2):
+        ranks.run(world, computed_with_each_call)
 
 
 def of_another_mesh(me: Rank) -> None:
