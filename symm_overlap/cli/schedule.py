@@ -49,7 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         add("--microbatches", type=int, metavar="N", help="microbatches (default: the file's, or 8)")
         add("--stages-per-rank", type=int, metavar="N", help="stages on each rank (default: the source's own)")
         add("--dialect", choices=DIALECTS, default="torch", help="names of actions in a CSV file (default torch)")
-        add("--pipelines", type=int, default=1, metavar="N", help="pipelines in a CSV file: 2 for DualPipe (default 1)")
+        add("--pipelines", type=int, metavar="N", help="pipelines in a CSV file (default: 2 if it looks like DualPipe)")
 
 
 @report_errors("schedule")

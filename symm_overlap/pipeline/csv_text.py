@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 
 from .action import Action
 from .schedule import Schedule, where
@@ -31,7 +32,7 @@ def write_csv(schedule: Schedule, dialect: str = "torch") -> str:
     return text.getvalue()
 
 
-def read_csv(text: str, dialect: str = "torch", *, pipelines: int = 1) -> Schedule:
+def read_csv(text: str, dialect: str = "torch", *, pipelines: int | None = None) -> Schedule:
     """Return the schedule that a CSV text contains.
 
     The rank of each stage and the number of microbatches are derived from the actions.
@@ -39,7 +40,8 @@ def read_csv(text: str, dialect: str = "torch", *, pipelines: int = 1) -> Schedu
     Args:
         text: the CSV text.
         dialect: see `symm_overlap.pipeline.action.DIALECTS`.
-        pipelines: see `Schedule`. A table does not contain this number.
+        pipelines: see `Schedule`. A table does not contain this number. By default it is 2 if each half of the stages
+            has only its own half of the microbatches, as in DualPipe, else 1.
 
     Raises:
         ValueError: a cell is not an action, or the actions do not form a schedule (see `Schedule.from_rows`). The
@@ -57,4 +59,18 @@ def read_csv(text: str, dialect: str = "torch", *, pipelines: int = 1) -> Schedu
                 rows[-1].append(Action.parse(written, dialect) if written.strip() else None)
             except ValueError as error:
                 raise ValueError(f"{where(index, cell)}: {error}") from error
-    return Schedule.from_rows(rows, pipelines=pipelines)
+    if pipelines is not None:
+        return Schedule.from_rows(rows, pipelines=pipelines)
+    one = Schedule.from_rows(rows)
+    return replace(one, pipelines=2) if _has_two_pipelines(one) else one
+
+
+def _has_two_pipelines(schedule: Schedule) -> bool:
+    if schedule.stages % 2 or schedule.microbatches % 2:
+        return False
+    halves: tuple[set[int], set[int]] = (set(), set())
+    for row in schedule.rows:
+        for leaf in (leaf for action in row if action is not None for leaf in action.leaves):
+            if leaf.microbatch is not None:
+                halves[leaf.stage >= schedule.stages // 2].add(leaf.microbatch)
+    return bool(halves[0] and halves[1]) and max(halves[0]) < schedule.microbatches // 2 <= min(halves[1])

@@ -83,7 +83,7 @@ def recordings(
     """
     host = _Host(ranges, launches)
     start = min((each.start for found in (runs, host.ranges) for each in found), default=0.0)
-    parts: defaultdict[tuple[Hashable, int], _Part] = defaultdict(lambda: _Part(start))
+    parts: defaultdict[tuple[Hashable, int | str], _Part] = defaultdict(lambda: _Part(start))
     for run in runs:
         parts[run.process, run.device].add(run.name, run.stream, run.start, run.end, host.launched(run))
     for call in host.calls_on_cpu():
@@ -100,7 +100,7 @@ def recordings(
     return found
 
 
-_CPU = -1
+_CPU = "CPU"  # no number: a trace may give any number to a GPU
 
 
 class Within(NamedTuple):

@@ -48,7 +48,10 @@ def read_torch_trace(path: Path) -> list[Recording]:
 def from_torch_trace(trace: dict[str, Any], source: str) -> list[Recording]:
     """Return the recordings of a trace that has been parsed. ``source`` says where it comes from."""
     events = [event for event in map(_event, trace["traceEvents"]) if event is not None]
-    devices = {each.get("id"): str(each.get("name", "")) for each in _dicts(trace.get("deviceProperties"))}
+    properties = [(_number(each.get("id")), each) for each in _dicts(trace.get("deviceProperties"))]
+    devices: dict[Hashable, str] = {
+        int(number): str(each.get("name", "")) for number, each in properties if number is not None
+    }
     info = next(_dicts([trace.get("distributedInfo")]), {})
     rank = _number(info.get("rank"))
     ranks: dict[Hashable, int] = {} if rank is None else {_PROCESS: int(rank)}

@@ -17,7 +17,7 @@ GOLDEN = "0F0,0F1,,0B0,,0B1\r\n,1F0,1B0,1F1,1B1,\r\n"
 def test_a_table_comes_back_as_it_was(dialect):
     for seed in range(200):
         schedule = random_table(seed)
-        assert read_csv(write_csv(schedule, dialect), dialect) == schedule
+        assert read_csv(write_csv(schedule, dialect), dialect, pipelines=1) == schedule
 
 
 def test_a_text_comes_back_as_it_was():

@@ -20,6 +20,7 @@ from symm_overlap.plan import Step
 from symm_overlap.plan.ranges import range_of
 from symm_overlap.profile import Recording, exposure, kinds_of_calls, page, read, report
 from symm_overlap.profile.compare import compare, measured_timeline
+from symm_overlap.profile.torch_trace import from_torch_trace
 from symm_overlap.runtime import TRAITS, Device, costs_of
 from tests.profile.traces import CHOICE, PROBLEM, Ran, Ranged, chrome, nsight, program, write_chrome
 
@@ -249,7 +250,7 @@ def test_odd_traces_are_read(seed: int, tmp_path: Path) -> None:
     events: list[Any] = [event for event in trace["traceEvents"] if source.random() < 0.9]
     trace["traceEvents"] = [*events, None, 7, {}, {"ph": "X"}, "\x01"]
     for key in ("deviceProperties", "distributedInfo"):
-        trace[key] = source.choice([*ODD, [None, {"id": 0}], {"rank": None}, {"rank": "1"}])
+        trace[key] = source.choice([*ODD, [None, {"id": 0}], [{"id": [1]}, {"id": "0"}], {"rank": None}, {"rank": "1"}])
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(trace))
     found = read(path)
@@ -269,3 +270,11 @@ def test_names_may_have_any_characters(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(trace, ensure_ascii=False).replace("\\t", "\t"), encoding="utf-8")
     assert "tab\tand \u00fc" in [each.name for recording in read(path) for each in recording.activities]
+
+
+def test_a_gpu_with_any_number_is_no_cpu() -> None:
+    trace = chrome(*program())
+    for event in trace["traceEvents"]:
+        if "device" in event.get("args", {}):
+            event["args"]["device"] = -1
+    assert [recording.device for recording in from_torch_trace(trace, "x")] == ["GPU -1"]
