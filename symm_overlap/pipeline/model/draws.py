@@ -5,62 +5,61 @@ Whole modules may draw them, since they are called when the stages run.
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .trace_error import PassedError
-
 
 class Draws:
-    """Notes the state of the generators before a model is traced, and compares it with the state afterwards."""
+    """Notes the states of the generators before and after a model is called.
+
+    Attributes:
+        ends: the states afterwards, pickled, of the generators from which numbers were drawn outside of whole modules,
+            by name. Another thread may have drawn them. The model draws the same numbers if it is called again.
+    """
 
     def __init__(self) -> None:
-        self._before = _state()
+        self.ends: dict[str, bytes] = {}
+        self._before = _states()
 
     def begin(self) -> None:
-        """Note the state before the model is called."""
-        self._before = _state()
+        """Note the states before the model is called."""
+        self._before = _states()
 
     def end(self) -> None:
-        """Check the state after the model was called.
-
-        Raises:
-            PassedError: the model has drawn numbers outside of whole modules.
-        """
-        for name, state in _state().items():
-            if state != self._before.get(name, state):
-                raise PassedError(
-                    f"the model draws random numbers from {name} between its layers. They would be drawn only once, "
-                    "while the model is cut, and could differ between ranks. Draw them in a layer, or before the call "
-                    "and pass them in the batch"
-                )
+        """Note the states after the model was called."""
+        before, after = _pickled(self._before), _pickled(_states())
+        self.ends = {name: state for name, state in after.items() if state != before.get(name, state)}
 
     def undo(self) -> None:
-        """Set the generators back to the state from before the call."""
+        """Set the generators back to the states from before the call."""
         _restore(self._before)
 
     @contextmanager
     def of_whole_module(self) -> Iterator[None]:
         """Ignore what is drawn in the body."""
-        before = _state()
+        before = _states()
         try:
             yield
         finally:
             _restore(before)
 
 
-def _state() -> dict[str, Any]:
+def _states() -> dict[str, Any]:
     found: dict[str, Any] = {"Python's random": random.getstate()}
-    if "numpy" in sys.modules:
-        kind, keys, *rest = sys.modules["numpy"].random.get_state()
-        found["numpy.random"] = (kind, tuple(keys.tolist()), *rest)
+    if "numpy.random" in sys.modules:
+        found["numpy.random"] = sys.modules["numpy.random"].get_state(legacy=False)
     return found
 
 
-def _restore(state: dict[str, Any]) -> None:
-    random.setstate(state["Python's random"])
-    if "numpy.random" in state:
-        sys.modules["numpy"].random.set_state(state["numpy.random"])
+def _pickled(states: dict[str, Any]) -> dict[str, bytes]:
+    return {name: pickle.dumps(state) for name, state in states.items()}
+
+
+def _restore(states: dict[str, Any]) -> None:
+    random.setstate(states["Python's random"])
+    if "numpy.random" in states:
+        sys.modules["numpy.random"].set_state(states["numpy.random"])

@@ -68,7 +68,7 @@ class State:
         """Check all modules after the model was called.
 
         Raises:
-            PassedError: the model has changed one, or has drawn random numbers.
+            PassedError: the model has changed one.
         """
         self.draws.end()
         for name, module in self._names.items():

@@ -117,9 +117,27 @@ def trace(
     # Not as the caller has set it: a no_grad() around a training step leaves no trace in the graph.
     with torch.inference_mode(False), torch.set_grad_enabled(gradients), Recorder(whole, state) as recorder:
         program = exported(1)
+        if drawn := state.draws.ends:
+            exported(1)  # what another thread has drawn meanwhile is not drawn again
+            _require_not_drawn(drawn, state.draws.ends)
         if state.filled and tensors:
             require_nothing_kept(exported(2), recorder.calls, state.filled)
     return _Copy(program, recorder.calls, layers, tensors).traced(returned[0], skeleton.memory)
+
+
+def _require_not_drawn(first: Mapping[str, bytes], second: Mapping[str, bytes]) -> None:
+    """Check that two calls of a model have not drawn the same random numbers between its layers.
+
+    Raises:
+        TraceError: they have.
+    """
+    for name, end in first.items():
+        if second.get(name) == end:
+            raise TraceError(
+                f"the model draws random numbers from {name} between its layers. They would be drawn only once, while "
+                "the model is cut, and could differ between ranks. Draw them in a layer, or before the call and pass "
+                "them in the batch"
+            )
 
 
 class _Copy:

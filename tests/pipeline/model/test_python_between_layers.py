@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy
@@ -94,6 +96,23 @@ def test_random_numbers_are_refused(how: str, what: str) -> None:
     with pytest.raises(TraceError, match=f"draws random numbers from {what} between its layers"):
         Stages(Deciding(how).double(), {"x": reals(2, WIDTH)}, (2, 2))
     assert before == (random.getstate(), numpy.random.get_state()[1].tolist())
+
+
+def test_other_threads_may_draw_random_numbers() -> None:
+    """They do so while the model is cut, as threads that load data do."""
+    stop = threading.Event()
+
+    def draw() -> None:
+        while not stop.wait(0.001):
+            random.random()
+            numpy.random.rand()
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(draw)
+        try:
+            Stages(Deciding("").double(), {"x": reals(2, WIDTH)}, (2, 2))()
+        finally:
+            stop.set()
 
 
 def test_layers_may_draw_random_numbers() -> None:
