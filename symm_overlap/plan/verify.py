@@ -94,6 +94,16 @@ def find_problems(calls: Calls, halves: Sequence[int] | None = None, *, graphs: 
     yield from malformed
     if malformed:
         return
+    holds = True
+    for problem in _unsafe(calls, halves, graphs):
+        holds = False
+        yield problem
+    if holds:  # otherwise the ends may have been written for the sake of the problem
+        yield from (problem for call, plans in enumerate(calls) for problem in _wrong_ends(call, plans))
+
+
+def _unsafe(calls: Calls, halves: Sequence[int] | None, graphs: bool) -> Iterator[Problem]:
+    """Yield deadlocks, and accesses of memory that come too early, too late, or in no order."""
     order = Order(calls)
     yield from _deadlocks(order)
     yield from _miscounted(order)
@@ -137,6 +147,25 @@ def _malformed(call: int, plans: Sequence[Plan]) -> Iterator[Problem]:
             yield Problem(
                 "malformed", (), f"call {call}, rank {rank}: the plan must run from a fork to a join on its stream"
             )
+
+
+def _wrong_ends(call: int, plans: Sequence[Plan]) -> Iterator[Problem]:
+    """Yield what is wrong with the two ends of plans, which stand for the caller: it has written the inputs, and reads
+    the outputs. With other ends, plans that compute nothing would hold.
+    """
+    for plan in plans:
+        last = len(plan.steps) - 1
+        fork, join = (At(call, plan.rank, index, plan.steps[index]) for index in (0, last))
+        for region in fork.step.writes:
+            if plan.buffers[region.buffer] is not Life.INPUT:
+                text = f"the fork writes {region}, but the caller has written nothing but inputs"
+                yield Problem("wrong end", (fork,), text)
+        if fork.step.reads or join.step.writes:
+            yield Problem("wrong end", (fork, join), "the fork may only write, and the join only read")
+    outputs = {buffer for plan in plans for buffer, life in plan.buffers.items() if life is Life.OUTPUT}
+    read = {region.buffer for plan in plans for region in plan.steps[-1].reads}
+    for buffer in sorted(outputs - read):
+        yield Problem("wrong end", (), f"call {call}: no join reads {buffer!r}, which is an output")
 
 
 def _step_errors(plan: Plan, index: int, step: Step) -> Iterator[str]:

@@ -83,21 +83,23 @@ def test_two_streams_on_one_slot_are_refused():
 def test_writes_and_reads_of_two_streams_race():
     for first, second in [("writes", "writes"), ("writes", "reads"), ("reads", "writes")]:
         steps = [
-            Step("fork", "s", writes=(X, Y)),
+            FORK,
+            Step("publish", "s", writes=(X, Y)),
             Step("pull", "s", **{first: (X,)}),
-            Step("pull", "t", after=(0,), **{second: (X,)}),
-            Step("join", "s", after=(2,)),
+            Step("pull", "t", after=(1,), **{second: (X,)}),
+            Step("join", "s", after=(3,)),
         ]
         (problem,) = verify(one_rank(*steps)).problems
         assert problem.kind == "data race"
-        assert {at.index for at in problem.steps} == {1, 2}
-        steps[2] = replace(steps[2], after=(1,))
+        assert {at.index for at in problem.steps} == {2, 3}
+        steps[3] = replace(steps[3], after=(2,))
         assert kinds_of(one_rank(*steps)) == []
 
 
 def test_two_reads_do_not_race():
-    reads = [Step("pull", "s", reads=(X,)), Step("pull", "t", reads=(X,), after=(0,))]
-    assert kinds_of(one_rank(Step("fork", "s", writes=(X,)), *reads, Step("join", "s", after=(2,)))) == []
+    write = Step("publish", "s", writes=(X,))
+    reads = [Step("pull", "s", reads=(X,)), Step("pull", "t", reads=(X,), after=(1,))]
+    assert kinds_of(one_rank(FORK, write, *reads, Step("join", "s", after=(3,)))) == []
 
 
 def test_a_race_with_a_write_behind_ordered_ones_is_found():
