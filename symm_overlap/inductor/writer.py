@@ -17,6 +17,7 @@ from .arrangement import Size
 from .graph import aten, is_tensor, same_memory, same_strides, value
 
 _COLLECTIVES = ("_c10d_functional", "symm_overlap")
+"""The namespaces of the ops that the pass replaces, and of those that it writes."""
 
 
 def _read_by_strides(node: Node) -> bool:

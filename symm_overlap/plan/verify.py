@@ -10,6 +10,8 @@ shows:
 - A call writes to a half of the workspace only after all accesses of earlier calls to that half.
 - Whatever a step reads was written in the same call, unless the buffer outlives calls. Whatever the join reads was
   written exactly once. Nothing else is written to outputs, and nothing to inputs.
+- The caller, for whom the fork writes and the join reads, has written nothing but inputs, and some rank reads every
+  output.
 - If the calls may be captured in CUDA graphs, no order that a graph may choose is a deadlock (`graph_order`).
 - Peers touch the inputs and outputs of a rank's caller only between the fork and the join of that rank.
 - All steps of a call come after the fork and before the join by this rank's own order, so a call does not leave its

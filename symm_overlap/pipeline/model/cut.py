@@ -134,14 +134,11 @@ class _Cut:
         changed = {str(node.target) for group in groups for node in group if node.op == "get_attr"}
         for calls in self._traced.calls.values():
             changed.update(f"{call.name}.{name}" for call in calls for name in call.updated)
-        memory = self._traced.memory
-        for name in sorted(changed & memory.keys()):
-            holders = [
-                {other for other in part.buffers & memory.keys() if memory[other].overlaps(memory[name])}
-                for part in parts
-            ]
-            if sum(map(bool, holders)) > 1:
-                also = sorted(set().union(*holders) - {name})
+        buffers = [part.buffers for part in parts]
+        for name in sorted(changed):
+            shared = self._traced.sharing.get(name, {name})  # a module may have made the buffer since
+            if sum(not shared.isdisjoint(held) for held in buffers) > 1:
+                also = sorted(shared & set().union(*buffers) - {name})
                 raise TraceError(
                     f"the model changes the buffer {name}{f', which shares memory with {also[0]},' if also else ','} "
                     "and several stages use it: each has a copy of its own, and would not see the changes of others. "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -9,33 +10,35 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 
-class Memory(NamedTuple):
-    """A range of bytes.
-
-    Attributes:
-        storage: which storage they are in.
-        start, stop: where they begin and end in it.
-    """
+class _Memory(NamedTuple):
+    """A range of bytes, from ``start`` to ``stop`` of a storage."""
 
     storage: int
     start: int
     stop: int
 
-    def overlaps(self, other: Memory) -> bool:
-        """True if the two have bytes in common."""
-        return self.storage == other.storage and self.start < other.stop and other.start < self.stop
 
-
-def memory_of(model: nn.Module) -> dict[str, Memory]:
-    """Return the memory of all parameters and buffers, under each of their names."""
+def sharing(model: nn.Module) -> dict[str, set[str]]:
+    """Return, for each name of a parameter or a buffer, all names of tensors that have bytes in common with it."""
     named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    return {name: _of(tensor) for name, tensor in named}
+    memory = {name: _of(tensor) for name, tensor in named}
+    in_order = sorted(memory, key=memory.__getitem__)
+    found = {name: {name} for name in memory}
+    for place, name in enumerate(in_order, 1):
+        mine = memory[name]
+        for other in islice(in_order, place, None):
+            theirs = memory[other]
+            if theirs.storage != mine.storage or theirs.start >= mine.stop:
+                break
+            found[name].add(other)
+            found[other].add(name)
+    return found
 
 
-def _of(tensor: Tensor) -> Memory:
+def _of(tensor: Tensor) -> _Memory:
     if is_lazy(tensor) or tensor.layout != torch.strided:
-        return Memory(id(tensor), 0, 1)
+        return _Memory(id(tensor), 0, 1)
     size, start = tensor.element_size(), int(tensor.storage_offset())
     last = sum((count - 1) * stride for count, stride in zip(tensor.shape, tensor.stride(), strict=True))
     count = last + 1 if tensor.numel() else 0
-    return Memory(tensor.untyped_storage()._cdata, start * size, (start + count) * size)
+    return _Memory(tensor.untyped_storage()._cdata, start * size, (start + count) * size)

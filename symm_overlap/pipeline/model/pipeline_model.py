@@ -20,7 +20,7 @@ from .parts import Parts
 from .sequential_cut import Names, SequentialCut
 from .sizes import Costs, Partition
 from .stage_module import Tensors, runs_of, shapes_of
-from .traced_cut import TracedCut
+from .traced_cut import TracedCut, Wanted
 from .values import Init
 
 
@@ -259,15 +259,14 @@ class PipelineModel:
     def _runtime(self, read: Batch, returns: str, *, gradients: bool) -> PipelineRuntime:
         """Return the runtime for batches of these shapes: messages through symmetric memory have fixed shapes."""
         what = read.inputs.constants, read.target.constants, self._mode, returns, gradients, autocast_state()
-        options = {"loss_alone": gradients and self._loss is None, "gradients": gradients}
         modules = {stage.index: module for stage, module in self._parts.modules()}
         known = {index: runs_of(module) for index, module in modules.items()}
         shapes = []
         for tensors in read.microbatches(self.schedule.microbatches):
             shapes.append(shapes_of(tensors))
             if any((what, shapes[-1]) not in runs.functions for runs in known.values()):
-                finish = self._finish(read, returns)
-                for index, run in self._cut.runs(modules, read.inputs, tensors, finish, **options).items():
+                wanted = Wanted(self._finish(read, returns), gradients, loss_alone=gradients and self._loss is None)
+                for index, run in self._cut.runs(modules, read.inputs, tensors, wanted).items():
                     known[index].functions[what, shapes[-1]] = run
         for runs in known.values():
             runs.what, runs.shared = what, read.shared

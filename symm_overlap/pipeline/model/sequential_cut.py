@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from ..schedule import Schedule
 from .batch import Entries
 from .layers import is_inside, names_that_fit
-from .memory import Memory, memory_of
+from .memory import sharing
 from .sizes import Costs, Partition, given_costs, size_of, sizes_of
 from .skeleton import Skeleton
 from .stage_module import Run, StageModule, Tensors
-from .traced_cut import Finish, loss_in
+from .traced_cut import Wanted, loss_in
 
 Names = str | Sequence[str]
 
@@ -69,26 +69,17 @@ class SequentialCut:
             start += size
         self._names[0][:0] = before
         self._names[-1] += behind
-        self._common = _common(self._names, memory_of(model))
+        self._common = _common(self._names, sharing(model))
 
     def modules(self, inputs: Entries, tensors: Tensors) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
         """See `TracedCut.modules`."""
         return [(tuple(dict.fromkeys(names)), ()) for names in self._names]
 
-    def runs(
-        self,
-        stages: dict[int, StageModule],
-        inputs: Entries,
-        tensors: Tensors,
-        finish: Finish,
-        *,
-        loss_alone: bool,
-        gradients: bool,
-    ) -> dict[int, Run]:
+    def runs(self, stages: dict[int, StageModule], inputs: Entries, tensors: Tensors, wanted: Wanted) -> dict[int, Run]:
         """See `TracedCut.runs`."""
-        return {index: self._run(index, stage, inputs, finish, loss_alone) for index, stage in stages.items()}
+        return {index: self._run(index, stage, inputs, wanted) for index, stage in stages.items()}
 
-    def _run(self, index: int, stage: StageModule, inputs: Entries, finish: Finish, loss_alone: bool) -> Run:
+    def _run(self, index: int, stage: StageModule, inputs: Entries, wanted: Wanted) -> Run:
         names, is_last = self._names[index], index == len(self._names) - 1
         by_keyword = {entry for entries in self._kwargs_of.values() for entry in entries}
 
@@ -112,20 +103,16 @@ class SequentialCut:
                     )
             if not is_last:
                 return value
-            return loss_in(value) if loss_alone else finish(value, tensors)
+            return loss_in(value) if wanted.loss_alone else wanted.finish(value, tensors)
 
         return run
 
 
-def _common(names: Sequence[Sequence[str]], memory: Mapping[str, Memory]) -> list[list[str]]:
-    """Return for each stage, of which ``names`` has the modules, the tensors of which another stage has a part."""
-    held = [{each for each in memory if any(is_inside(each, name) for name in found)} for found in names]
+def _common(names: Sequence[Sequence[str]], sharing: Mapping[str, set[str]]) -> list[list[str]]:
+    """Return for each stage, of which ``names`` has the modules, its tensors of which another stage has a part."""
+    held = [{each for each in sharing if any(is_inside(each, name) for name in found)} for found in names]
     return [
-        [
-            each
-            for each in mine
-            if any(memory[each].overlaps(memory[other]) for o in held if o is not mine for other in o)
-        ]
+        [each for each in mine if any(not sharing[each].isdisjoint(other) for other in held if other is not mine)]
         for mine in held
     ]
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ._torch import FakeTensorMode
-from .memory import memory_of
+from .memory import sharing
 
 _NOT_COPIED = (dist.ProcessGroup, DeviceMesh)
 
@@ -29,12 +29,12 @@ class Skeleton:
     Attributes:
         model: the copy. Tied parameters are tied in it too.
         mode: the mode in which fake tensors are created.
-        memory: the memory that the parameters and buffers of the model itself have, by name.
+        sharing: for each parameter and buffer of the model itself, the names of those that share its memory.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self.memory = memory_of(model)
+        self.sharing = sharing(model)
         # deepcopy does not copy what it finds in its memo: here the tensors, and objects that belong to the process.
         memo: dict[int, Any] = {}
         for tensor in [*model.parameters(), *model.buffers()]:

@@ -19,7 +19,6 @@ from .calls import WHOLE_MODULE, Call, Flat, Recorder
 from .custom_gradients import require_no_backward_hooks
 from .effects import Constant, has_effects
 from .kept import require_nothing_kept
-from .memory import Memory
 from .skeleton import Skeleton
 from .state import State, modules_around
 from .trace_error import PassedError, TraceError, failure_message, line_of
@@ -38,14 +37,14 @@ class Traced:
         calls: for each node that calls whole modules, the calls.
         layers: the nodes that call layers, in order.
         returned: how to build what the model returns from the outputs of the graph.
-        memory: the memory of the model's parameters and buffers, by name.
+        sharing: for each parameter and buffer of the model, the names of those that share its memory.
     """
 
     graph: fx.Graph
     calls: dict[fx.Node, tuple[Call, ...]]
     layers: tuple[fx.Node, ...]
     returned: Flat
-    memory: Mapping[str, Memory]
+    sharing: Mapping[str, set[str]]
 
 
 class _Root(nn.Module):
@@ -122,7 +121,7 @@ def trace(
             _require_not_drawn(drawn, state.draws.ends)
         if state.filled and tensors:
             require_nothing_kept(exported(2), recorder.calls, state.filled)
-    return _Copy(program, recorder.calls, layers, tensors).traced(returned[0], skeleton.memory)
+    return _Copy(program, recorder.calls, layers, tensors).traced(returned[0], skeleton.sharing)
 
 
 def _require_not_drawn(first: Mapping[str, bytes], second: Mapping[str, bytes]) -> None:
@@ -157,7 +156,7 @@ class _Copy:
         self._calls: dict[fx.Node, tuple[Call, ...]] = {}
         self._of: dict[fx.Node, fx.Node] = {}
 
-    def traced(self, returned: Flat, memory: Mapping[str, Memory]) -> Traced:
+    def traced(self, returned: Flat, sharing: Mapping[str, set[str]]) -> Traced:
         for node in self._program.graph.nodes:
             if node.op == "output":
                 self._graph.output(tuple(self._of[value] for value in node.args[0]))
@@ -171,7 +170,7 @@ class _Copy:
         live = set(self._graph.nodes)
         calls = {node: calls for node, calls in self._calls.items() if node in live}
         layers = tuple(node for node in self._graph.nodes if node in calls and calls[node][0].name in self._layers)
-        return Traced(self._graph, calls, layers, returned, memory)
+        return Traced(self._graph, calls, layers, returned, sharing)
 
     def _copied(self, node: fx.Node) -> fx.Node:
         if node.op == "placeholder":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,20 @@ from .trace import Traced, trace
 
 Finish = Callable[[Any, Tensors], Any]
 """Computes what the last stage returns from what the model returns and from the tensors of the batch."""
+
+
+class Wanted(NamedTuple):
+    """What stages run for.
+
+    Attributes:
+        finish: see `Finish`; for the last stage.
+        gradients: whether they run in training steps.
+        loss_alone: whether only the loss is needed of what the model returns. Then ``finish`` is not called.
+    """
+
+    finish: Finish
+    gradients: bool
+    loss_alone: bool
 
 
 class TracedCut:
@@ -78,35 +92,24 @@ class TracedCut:
         modules = dict.fromkeys([*part.modules, *(whole for found in owners.values() for whole in found)])
         return tuple(modules), tuple(name for name, found in owners.items() if not found)
 
-    def runs(
-        self,
-        stages: dict[int, StageModule],
-        inputs: Entries,
-        tensors: Tensors,
-        finish: Finish,
-        *,
-        loss_alone: bool,
-        gradients: bool,
-    ) -> dict[int, Run]:
+    def runs(self, stages: dict[int, StageModule], inputs: Entries, tensors: Tensors, wanted: Wanted) -> dict[int, Run]:
         """Return what stages of this rank run for microbatches of these shapes.
 
         Args:
             stages: the stages by their index in the pipeline.
-            finish: see `Finish`; for the last stage.
-            loss_alone: whether only the loss is needed of what the model returns.
-            gradients: whether they run in training steps.
+            wanted: what they run for.
 
         Raises:
             TraceError, ValueError: the model cannot be traced, or calls other layers or modules than with the first
                 batch.
         """
-        traced = self._trace(inputs, tensors, gradients)
+        traced = self._trace(inputs, tensors, wanted.gradients)
         if _layers_of(traced) != self._order:
             raise ValueError(
                 f"with this batch the model calls the layers {', '.join(_layers_of(traced))}; with the first batch it "
                 f"called {', '.join(self._order)}. The stages are cut for the first batch: use another PipelineModel"
             )
-        outputs = [_index_of_loss(traced)] if loss_alone else None
+        outputs = [_index_of_loss(traced)] if wanted.loss_alone else None
         parts = cut(traced, self.sizes, outputs)
         self._require_names(parts)
         found: dict[int, Run] = {}
@@ -116,10 +119,10 @@ class TracedCut:
             run = run_of(part, stage)
             if part is not parts[-1]:
                 found[index] = _between(run)
-            elif loss_alone:
+            elif wanted.loss_alone:
                 found[index] = _first(run)
             else:
-                found[index] = _last(run, traced.returned, finish)
+                found[index] = _last(run, traced.returned, wanted.finish)
         return found
 
     def _trace(self, inputs: Entries, tensors: Tensors, gradients: bool) -> Traced:
