@@ -29,6 +29,7 @@ class CpuBackend:
     """See `symm_overlap.runtime.backend.Backend`."""
 
     traits = TRAITS
+    _native = True
     multiply_shards = staticmethod(multiply_shards)
 
     copy = staticmethod(_C.copy)
@@ -68,11 +69,14 @@ class CpuBackend:
     def mark(self, device: torch.device) -> None:
         """Return None: a CPU has no events."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Note whether the class replaces methods of which scripts call the functions of csrc/cpu directly."""
+        super().__init_subclass__(**options)
+        cls._native = cls._native and vars(cls).keys().isdisjoint({"multiply", "copy", "sum"})
+
     def workspace(self, group: dist.ProcessGroup, device: torch.device, lane: int, tag: str) -> CpuWorkspace:
         """See `Backend.workspace`."""
-        # A subclass that replaces these functions must be called for every step.
-        own = type(self)
-        return CpuWorkspace(group, tag, native=(own.multiply, own.copy, own.sum) == _NATIVE)
+        return CpuWorkspace(group, tag, self._native)
 
     def streams(self, device: torch.device, abandon: Callable[[], object]) -> Streams:
         """Return the calling thread as the first stream, and a thread for each further stream."""
@@ -128,7 +132,3 @@ class CpuBackend:
 
     def raise_failures(self) -> None:
         """Do nothing: on CPU a failed wait raises in the call itself."""
-
-
-_NATIVE = CpuBackend.multiply, CpuBackend.copy, CpuBackend.sum
-"""The functions of csrc/cpu, which scripts call directly."""
