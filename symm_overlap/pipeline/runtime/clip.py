@@ -33,7 +33,7 @@ def clip_together(
     norm_type = float(norm_type)
     if not norm_type > 0:
         raise ValueError(f"clip_grad_norm_: norm_type is {norm_type}: it must be above 0, or 'inf'")
-    norms = [_norm(gradients, norm_type, foreach).to(device, torch.float64) for gradients in _alike(counted)]
+    norms = [_norm(alike, norm_type, foreach).to(device, torch.float64) for alike in _alike(counted)]
     own = torch.stack([torch.zeros((), dtype=torch.float64, device=device), *norms])
     # Every rank computes with the norms of all, in their order, so that all get the same bits.
     every = [torch.zeros_like(own[0]) for _ in range(dist.get_world_size(group))]
@@ -44,21 +44,24 @@ def clip_together(
             f"clip_grad_norm_: the norm of the gradients of all ranks is {total.item()}, so that they cannot be "
             "clipped; error_if_nonfinite=False scales them by it anyway"
         )
-    clip_grads_with_norm_(parameters, max_norm, total, foreach)
+    for alike in _alike(parameters):
+        clip_grads_with_norm_(alike, max_norm, total, foreach)
     return total
 
 
-def _alike(parameters: Sequence[nn.Parameter]) -> list[list[Tensor]]:
-    """Return the gradients in lists of equal sharding: torch computes no norm of DTensors of several meshes."""
-    lists: dict[object, list[Tensor]] = {}
+def _alike(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Return those that have gradients, in lists of equal sharding: torch's functions for several gradients at once
+    accept no DTensors of several meshes, and none beside tensors.
+    """
+    lists: dict[object, list[nn.Parameter]] = {}
     for parameter in parameters:
         if (grad := parameter.grad) is not None:
             sharding = (grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else grad.device
-            lists.setdefault(sharding, []).append(grad)
+            lists.setdefault(sharding, []).append(parameter)
     return list(lists.values())
 
 
-def _norm(gradients: Sequence[Tensor], norm_type: float, foreach: bool | None) -> Tensor:
-    norm = get_total_norm(gradients, norm_type, foreach=foreach)
+def _norm(parameters: Sequence[nn.Parameter], norm_type: float, foreach: bool | None) -> Tensor:
+    norm = get_total_norm([each.grad for each in parameters if each.grad is not None], norm_type, foreach=foreach)
     whole: Tensor = norm.full_tensor() if isinstance(norm, DTensor) else norm
     return whole

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...plan import Step
 from ...runtime import Backend, Workspace
@@ -96,7 +96,11 @@ class SymmetricTransport:
         _require_agreed(step, agreed, message)
         message = agreed
         for slot, tensor in zip(self._place(key, microbatch, step.peer, message), tensors, strict=True):
-            self._backend.copy(slot, tensor.resolve_conj().resolve_neg())
+            source = tensor.resolve_conj().resolve_neg()
+            if type(source) in (Tensor, nn.Parameter):
+                self._backend.copy(slot, source)
+            else:  # it may have no memory of its own, as the result of a functional collective until somebody waits
+                slot.copy_(source)
             self._backend.keep_for_current_stream(tensor)
         self._signal(step)
         return message

@@ -1,7 +1,8 @@
-"""Two data-parallel pipelines of two ranks each, with FSDP2 in every stage, average their gradients."""
+"""Two pipelines of two ranks each: with FSDP2 in every stage, or with tensor-parallel layers."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from symm_overlap.pipeline.generators import generate
 from symm_overlap.pipeline.runtime import PipelineRuntime, Stage
@@ -85,3 +88,38 @@ def test_gradients_are_the_mean_over_the_data_parallel_ranks(
     four_ranks: Pool, name: str, transport: str, nested: bool
 ) -> None:
     four_ranks.run(4, trains, name, transport, nested)
+
+
+def clips_tensor_parallel_stages(me: Rank, transport: str) -> None:
+    """The linear layers' gradients are DTensors. Those of the norms are not, and are the same on both ranks.
+
+    What stages send to each other is the result of a functional collective for which nobody has waited yet.
+    """
+    pipeline, peers = of(me, PIPELINES), of(me, REPLICAS)
+    mesh, stage = DeviceMesh.from_group(me.groups[peers], "cpu"), pipeline.index(me.rank)
+    torch.manual_seed(0)
+    linear = [[nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 4)] for _ in range(2)]
+    whole = [nn.Sequential(nn.LayerNorm(4), *linear[0]).double(), nn.Sequential(*linear[1], nn.LayerNorm(4)).double()]
+    module = parallelize_module(
+        copy.deepcopy(whole[stage]), mesh, {str(1 - stage): ColwiseParallel(), str(3 - stage): RowwiseParallel()}
+    )
+    runtime = PipelineRuntime(
+        Stage(module, stage), "1F1B", microbatches=4, group=me.groups[pipeline], loss=squared, transport=transport
+    )
+    x, target = torch.randn(8, 4).double(), torch.randn(8, 4).double()
+    for foreach in (None, False, True):
+        nn.ModuleList([module, *whole]).zero_grad()
+        runtime.step(x, target=target)
+        reference(list(whole), x, target, 4)
+        expected = nn.utils.clip_grad_norm_(nn.ModuleList(whole).parameters(), 0.01)
+        norm = runtime.clip_grad_norm_(0.01, foreach=foreach)
+        torch.testing.assert_close(norm, expected, rtol=1e-11, atol=0.0)
+        for name, wanted in gradients(whole[stage]).items():
+            found = module.get_parameter(name).grad
+            found = found.full_tensor() if isinstance(found, DTensor) else found
+            torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("transport", ["symmetric", "c10d"])
+def test_gradients_of_tensor_parallel_layers_are_clipped_with_all_others(four_ranks: Pool, transport: str) -> None:
+    four_ranks.run(4, clips_tensor_parallel_stages, transport)
