@@ -266,8 +266,8 @@ class PipelineModel:
             shapes.append(shapes_of(tensors))
             if any((what, shapes[-1]) not in runs.functions for runs in known.values()):
                 wanted = Wanted(self._finish(read, returns), gradients, loss_alone=gradients and self._loss is None)
-                for index, run in self._cut.runs(modules, read.inputs, tensors, wanted).items():
-                    known[index].functions[what, shapes[-1]] = run
+                for index, maker in self._cut.runs(modules, read.inputs, tensors, wanted).items():
+                    known[index].add((what, shapes[-1]), maker, modules[index])
         for runs in known.values():
             runs.what, runs.shared = what, read.shared
         key = what, tuple(shapes)

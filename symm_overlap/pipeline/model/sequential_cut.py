@@ -7,6 +7,7 @@ returned. The first one receives the batch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from .layers import is_inside, names_that_fit
 from .memory import sharing
 from .sizes import Costs, Partition, given_costs, size_of, sizes_of
 from .skeleton import Skeleton
-from .stage_module import Run, StageModule, Tensors
+from .stage_module import Maker, Run, StageModule, Tensors
 from .traced_cut import Wanted, loss_in
 
 Names = str | Sequence[str]
@@ -75,11 +76,13 @@ class SequentialCut:
         """See `TracedCut.modules`."""
         return [(tuple(dict.fromkeys(names)), ()) for names in self._names]
 
-    def runs(self, stages: dict[int, StageModule], inputs: Entries, tensors: Tensors, wanted: Wanted) -> dict[int, Run]:
+    def runs(
+        self, stages: dict[int, StageModule], inputs: Entries, tensors: Tensors, wanted: Wanted
+    ) -> dict[int, Maker]:
         """See `TracedCut.runs`."""
-        return {index: self._run(index, stage, inputs, wanted) for index, stage in stages.items()}
+        return {index: partial(self._run, index, inputs, wanted) for index in stages}
 
-    def _run(self, index: int, stage: StageModule, inputs: Entries, wanted: Wanted) -> Run:
+    def _run(self, index: int, inputs: Entries, wanted: Wanted, stage: StageModule) -> Run:
         names, is_last = self._names[index], index == len(self._names) - 1
         by_keyword = {entry for entries in self._kwargs_of.values() for entry in entries}
 

@@ -23,6 +23,9 @@ Tensors = dict[str, Tensor]
 Run = Callable[[Sequence[Tensor], Tensors], Any]
 """Computes a stage's result from the tensors it received and from the tensors of the batch."""
 
+Maker = Callable[["StageModule"], Run]
+"""Returns a function that computes with the modules of the given stage."""
+
 
 @dataclass
 class Runs:
@@ -32,12 +35,22 @@ class Runs:
         what: identifies the next calls: the constants of the batch, the mode, what is returned, whether they train, and
             autocast. Together with the shapes of the tensors of the batch, it selects the function to run.
         shared: the tensors of the batch that all microbatches have.
-        functions: the functions to run, by ``(what, shapes_of(tensors))``.
+        functions: the functions to run, by ``(what, shapes_of(tensors))``. They call the modules of this stage.
+        makers: for each of these functions, what makes it for any stage that has the same modules.
     """
 
     what: Hashable = None
     shared: Tensors = field(default_factory=dict)
     functions: dict[Hashable, Run] = field(default_factory=dict)
+    makers: dict[Hashable, Maker] = field(default_factory=dict)
+
+    def add(self, key: Hashable, maker: Maker, stage: StageModule) -> None:
+        """Add a function for the stage that has these runs."""
+        self.makers[key], self.functions[key] = maker, maker(stage)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Runs:
+        """Return the runs of a copy of the stage: they call the modules of the copy."""
+        return Runs(self.what, self.shared, makers=dict(self.makers))
 
 
 class StageModule(nn.Module):
@@ -58,9 +71,14 @@ class StageModule(nn.Module):
         runs = runs_of(self)
         tensors = {**inputs, **runs.shared}
         shapes = shapes_of(tensors)
-        if (runs.what, shapes) not in runs.functions:
-            raise RuntimeError(f"this stage was not cut for tensors of {shapes}: run it with PipelineModel.run_train")
-        return runs.functions[runs.what, shapes](received, tensors)
+        key = runs.what, shapes
+        if key not in runs.functions:
+            if key not in runs.makers:
+                raise RuntimeError(
+                    f"this stage was not cut for tensors of {shapes}: run it with PipelineModel.run_train"
+                )
+            runs.add(key, runs.makers[key], self)
+        return runs.functions[key](received, tensors)
 
 
 def runs_of(stage: StageModule) -> Runs:

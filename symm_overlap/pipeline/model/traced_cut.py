@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from .cut import Part, cut
 from .layers import is_inside, whole_modules
 from .sizes import Costs, Partition, layer_costs, sizes_of
 from .skeleton import Skeleton
-from .stage_module import Run, StageModule, Tensors, has, place, run_of
+from .stage_module import Maker, Run, StageModule, Tensors, has, place, run_of
 from .trace import Traced, trace
 
 Finish = Callable[[Any, Tensors], Any]
@@ -92,8 +93,10 @@ class TracedCut:
         modules = dict.fromkeys([*part.modules, *(whole for found in owners.values() for whole in found)])
         return tuple(modules), tuple(name for name, found in owners.items() if not found)
 
-    def runs(self, stages: dict[int, StageModule], inputs: Entries, tensors: Tensors, wanted: Wanted) -> dict[int, Run]:
-        """Return what stages of this rank run for microbatches of these shapes.
+    def runs(
+        self, stages: dict[int, StageModule], inputs: Entries, tensors: Tensors, wanted: Wanted
+    ) -> dict[int, Maker]:
+        """Return what makes the functions that stages of this rank run for microbatches of these shapes.
 
         Args:
             stages: the stages by their index in the pipeline.
@@ -112,17 +115,12 @@ class TracedCut:
         outputs = [_index_of_loss(traced)] if wanted.loss_alone else None
         parts = cut(traced, self.sizes, outputs)
         self._require_names(parts)
-        found: dict[int, Run] = {}
+        found: dict[int, Maker] = {}
         for index, stage in stages.items():
             part = parts[index]
             self._complete(stage, part)
-            run = run_of(part, stage)
-            if part is not parts[-1]:
-                found[index] = _between(run)
-            elif wanted.loss_alone:
-                found[index] = _first(run)
-            else:
-                found[index] = _last(run, traced.returned, wanted.finish)
+            returned = _between if part is not parts[-1] else _first if wanted.loss_alone else None
+            found[index] = _maker(part, returned or partial(_last, returned=traced.returned, finish=wanted.finish))
         return found
 
     def _trace(self, inputs: Entries, tensors: Tensors, gradients: bool) -> Traced:
@@ -189,6 +187,10 @@ def loss_in(returned: Any) -> Tensor:
             "target, or a batch with which the model computes its loss (labels)"
         )
     return found
+
+
+def _maker(part: Part, returning: Callable[[Run], Run]) -> Maker:
+    return lambda stage: returning(run_of(part, stage))
 
 
 def _between(run: Callable[[Sequence[Tensor], Tensors], list[Tensor]]) -> Run:

@@ -148,7 +148,10 @@ def reduce_replicated(module: DistributedDataParallel) -> None:
     DDP reduces a gradient when a backward pass adds to it, so this adds zeros. With ``find_unused_parameters=True``,
     DDP counts a parameter as unused unless a graph leads to it. There, parameters without a gradient stay unused, but
     at least one must be used, or this rank would not take part in the reduction at all.
+
+    As after any backward pass that reduces gradients, the next forward pass broadcasts the buffers.
     """
+    module.require_forward_param_sync = True
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if not module.find_unused_parameters:
         module.reducer.prepare_for_backward([])

@@ -197,6 +197,8 @@ class PipelineRuntime:
             if not self._have_memory:
                 _require_memory(self._stages.values())
                 self._have_memory = True
+            for stage in self._stages.values():
+                stage.begin()
             if losses is not None and not isinstance(losses, list):
                 raise TypeError(f"losses is a {type(losses).__name__}: it must be a list, which the step fills")
             if backward and not torch.is_grad_enabled():

@@ -143,6 +143,12 @@ class Stage:
         kept.rest.run()
         self._parallel.accumulate()
 
+    def begin(self) -> None:
+        """Begin a step: note which modules FSDP and DDP drive. Since the last step, the module may have been sharded or
+        wrapped.
+        """
+        self._parallel = DataParallel(self.module)
+
     def unshard(self) -> None:
         """Start to gather the parameters that FSDP has sharded. Without FSDP, do nothing."""
         self._parallel.unshard()
@@ -163,7 +169,6 @@ class Stage:
 
     @cached_property
     def _parallel(self) -> DataParallel:
-        # Created when the stage first runs, since the module may be sharded after the stage is created.
         return DataParallel(self.module)
 
     def _waiting(self, microbatch: int) -> _Microbatch:

@@ -109,6 +109,8 @@ class TiedParameters:
             backward: True if the step computes gradients.
             confirm: called at the end. If it raises, that is an error of the step too.
         """
+        if backward:
+            self._ties = self._find()  # parameters may have been replaced since the last step
         copies = [copy for tie in self._ties.values() for copy in tie.mine] if backward else []
         before = [copy.grad for copy in copies]
         for copy in copies:

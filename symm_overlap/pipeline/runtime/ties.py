@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ..schedule import Schedule
 from .stage import Stage
@@ -48,7 +49,8 @@ def ties_of_rank(
     schedule: Schedule, stages: Mapping[int, Stage], numbered: Mapping[int, Copies], rank: int
 ) -> dict[int, Tie]:
     """Return the tied parameters of which this rank has copies, by their numbers."""
-    ties = {index: _tie(schedule, stages, copies, rank) for index, copies in numbered.items()}
+    named = {index: _parameters(stage) for index, stage in stages.items()}
+    ties = {index: _tie(schedule, named, copies, rank) for index, copies in numbered.items()}
     mine = {index: tie for index, tie in ties.items() if rank in tie.ranks}
     known: dict[int, int] = {}
     for index, tie in mine.items():
@@ -82,12 +84,22 @@ def _united(schedule: Schedule, tied: Sequence[Copies]) -> list[list[tuple[int, 
     return [sorted(found) for found in united]
 
 
-def _tie(schedule: Schedule, stages: Mapping[int, Stage], copies: Copies, rank: int) -> Tie:
+def _parameters(stage: Stage) -> dict[str, nn.Parameter]:
+    """Return the parameters of a stage by their names. If the module is wrapped in DDP, a parameter also has the name
+    that it had before.
+    """
+    named = dict(stage.module.named_parameters(remove_duplicate=False))
+    if isinstance(stage.module, DistributedDataParallel):
+        named = {**dict(stage.module.module.named_parameters(remove_duplicate=False)), **named}
+    return named
+
+
+def _tie(schedule: Schedule, named: Mapping[int, Mapping[str, nn.Parameter]], copies: Copies, rank: int) -> Tie:
     placed = sorted((stage, schedule.rank_of(stage), name) for stage, name in copies)
     mine: dict[int, nn.Parameter] = {}
     for stage, owner, name in placed:
         if owner == rank:
-            found = dict(stages[stage].module.named_parameters(remove_duplicate=False)).get(name)
+            found = named[stage].get(name)
             if found is None:
                 raise ValueError(f"tied parameters name {name!r} of stage {stage}, which has no such parameter")
             mine[id(found)] = found

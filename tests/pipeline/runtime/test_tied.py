@@ -34,6 +34,24 @@ def test_copies_on_one_rank_are_one_parameter_too(ranks: Pool) -> None:
     ranks.run(1, on_one_rank)
 
 
+def replaced(me: Rank) -> None:
+    """Whoever loads a state dict with ``assign=True`` replaces the parameters."""
+    whole, mine = layers(me, 2), layers(me, 2)
+    whole[1].linear.weight = whole[0].linear.weight
+    runtime = runtime_of(me, "1F1B", 4, mine, loss=squared, tied=[[(0, "linear.weight"), (1, "linear.weight")]])
+    for step in range(3):
+        nn.ModuleList([*whole, *mine]).zero_grad()
+        x, target = batch(4, step)
+        wanted = reference(whole, x, target, 4)[2]
+        runtime.step(x, target=target)
+        assert_gradients(gradients(mine[me.rank]), wanted[me.rank])
+        mine[me.rank].load_state_dict(mine[me.rank].state_dict(), assign=True)
+
+
+def test_parameters_that_are_replaced_stay_tied(ranks: Pool) -> None:
+    ranks.run(2, replaced)
+
+
 class Head(nn.Module):
     """A layer that multiplies by a weight of the shape of an embedding's."""
 
