@@ -121,15 +121,22 @@ def current() -> Settings:
     return _settings.get()
 
 
-def in_backward(forward: Settings) -> Settings:
-    """Return the settings of a backward pass: those of the blocks around ``backward()``, else those of its forward
-    pass.
+def of_call() -> Settings:
+    """Return the settings of a call of an op: those of the blocks around the caller, or, on a thread of autograd, those
+    of the blocks around ``backward()``.
     """
     here = _settings.get()
     if here is _NOTHING:  # this may be a thread of autograd, which does not have the caller's context
         context = context_of_backward()
         here = _NOTHING if context is None else context.get(_settings, _NOTHING)
-    return here.with_defaults(forward)
+    return here
+
+
+def in_backward(forward: Settings) -> Settings:
+    """Return the settings of a backward pass: those of the blocks around ``backward()``, else those of its forward
+    pass.
+    """
+    return of_call().with_defaults(forward)
 
 
 class Block(ContextDecorator):

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from .._torch import add_to_cache_keys, below_autocast, resolve_group, untracked_views
 from ..runtime import TRAITS, NotCapturedError
-from ..settings import applied, current
+from ..settings import applied, in_backward, of_call
 from ._torch import keep_in_order
 from .autograd import autograd_kernel
 from .comparison import REJECTIONS, report_rejection
@@ -101,13 +101,13 @@ def _kernel(op: str, eager: Callable[..., Any], at: int, repeatable: Repeatable 
     def run(*args: Any, note: str | None = None, key: bytes | None = None, **kwargs: Any) -> Any:
         if note is not None:
             try:
-                with applied(current().with_defaults(settings_in(note))) if note else nullcontext():
+                with applied(in_backward(settings_in(note))) if note else nullcontext():
                     return run(*args, **kwargs)
             except dist.DistBackendError as error:
                 error.args = (f"{error} {_OTHER_GRAPHS}",)
                 raise
         calls.kernels = getattr(calls, "kernels", 0) + 1
-        peers = Peers(args[at], current())
+        peers = Peers(args[at], of_call())
         try:
             with untracked_views():
                 given = args[:at] + args[at + 1 :]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from .backend import Backend, Traits
+from .cpu.backend import CpuBackend
 from .cpu.traits import TRAITS as CPU
 from .cuda.traits import TRAITS as CUDA
 
@@ -25,6 +26,4 @@ def backend_of(kind: str) -> Backend:
         from .cuda.backend import CudaBackend
 
         return CudaBackend()
-    from .cpu.backend import CpuBackend
-
     return CpuBackend()

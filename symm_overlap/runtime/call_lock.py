@@ -1,4 +1,4 @@
-"""The lock of a lane, which lets one thread at a time make a call."""
+"""A lock that lets one thread at a time make a call, for example on a lane."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ import threading
 class CallLock:
     """A lock that raises an error if a thread that holds it takes it again.
 
-    A wait of a call runs Python's signal handlers. If a handler makes a call on the same lane, it would wait for its
-    own thread without end.
+    A wait of a call runs Python's signal handlers. If a handler takes the same lock, it would wait for its own thread
+    without end.
 
     Args:
-        lane: how the user knows the lane.
+        call: which call holds the lock, as users know it.
+        advice: what they can do.
     """
 
-    def __init__(self, lane: str) -> None:
-        self._lane, self._lock, self._held = lane, threading.RLock(), False
+    def __init__(self, call: str, advice: str) -> None:
+        self._call, self._advice, self._lock, self._held = call, advice, threading.RLock(), False
 
     def __enter__(self) -> None:
         self._lock.acquire()
         if self._held:  # by this thread, as the lock was free for it
             self._lock.release()
             raise RuntimeError(
-                f"symm_overlap: this thread is in the middle of a call on {self._lane}, and begins another one there, "
-                "as a signal handler may: make the other call on another lane (symm_overlap.lane), on every rank"
+                f"symm_overlap: this thread is in the middle of {self._call}, and begins another one there, as a "
+                f"signal handler may: {self._advice}"
             )
         self._held = True
 

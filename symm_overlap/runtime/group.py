@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from .._torch import is_fake
+from .call_lock import CallLock
 from .costs import Device
 from .lane import Lane
 
@@ -54,8 +55,9 @@ class GroupState:
         self.lane_groups: dict[int, dist.ProcessGroup] = {}
         # One lock for each kind of device: several threads may ask about two kinds in different orders on different
         # ranks.
-        self.exchange_locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-        self._lock = threading.Lock()
+        first = f"the first call of group {self.name!r}", "make one call of the group before a handler may make one"
+        self.exchange_locks: defaultdict[str, CallLock] = defaultdict(lambda: CallLock(*first))
+        self._lock = threading.RLock()  # a signal handler may make the first call on a lane too
         self._lanes: dict[tuple[torch.device, int], Lane] = {}
         self._own_lanes = itertools.count(_OWN_LANES_FROM)
         self._pid = os.getpid()
@@ -81,7 +83,7 @@ class GroupState:
             with self._lock:
                 lane = self._lanes.get((device, index))
                 if lane is None:
-                    lane = self._lanes[device, index] = Lane(group, device, index, self._pid)
+                    lane = self._lanes.setdefault((device, index), Lane(group, device, index, self._pid))
         return lane
 
     def own_lane(self, group: dist.ProcessGroup, device: torch.device) -> Lane:
@@ -93,7 +95,7 @@ class GroupState:
 
 
 _states: WeakKeyDictionary[dist.ProcessGroup, GroupState] = WeakKeyDictionary()
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 def state_of(group: dist.ProcessGroup) -> GroupState:
@@ -103,5 +105,5 @@ def state_of(group: dist.ProcessGroup) -> GroupState:
         with _lock:
             state = _states.get(group)
             if state is None:
-                state = _states[group] = GroupState(group)
+                state = _states.setdefault(group, GroupState(group))
     return state

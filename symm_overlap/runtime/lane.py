@@ -103,7 +103,8 @@ class Lane:
         self._tag = f"{device.type} lane {index}"
         backend = backend_of(device.type)
         self.workspace: Workspace = backend.workspace(group, device, index, self._tag)
-        self.lock = self.workspace.guarded(CallLock(name_of_lane(index)))
+        another = "make the other call on another lane (symm_overlap.lane), on every rank"
+        self.lock = self.workspace.guarded(CallLock(f"a call on {name_of_lane(index)}", another))
         method = WeakMethod(self._abandon)  # the streams must not keep the lane alive
 
         def abandon() -> None:

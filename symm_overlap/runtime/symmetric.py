@@ -4,7 +4,6 @@ symmetric tensors of programs.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary
@@ -16,13 +15,15 @@ from torch import Tensor
 from .. import _C
 from .._torch import SymmetricMemory, symm_mem
 from ._torch import rendezvous_name
+from .call_lock import CallLock
 from .lasting_memory import lasting
 
 if TYPE_CHECKING:
     from .group import GroupState
 
 _T = TypeVar("_T")
-_one_rendezvous = threading.Lock()  # torch exchanges the handles of CUDA memory over one socket a process
+_one_rendezvous = CallLock("a rendezvous for symmetric memory", "let the handler use lanes that have made calls before")
+"""torch exchanges the handles of CUDA memory over one socket a process."""
 _met: WeakKeyDictionary[torch.UntypedStorage, WeakKeyDictionary[dist.ProcessGroup, SymmetricMemory]]
 _met = WeakKeyDictionary()
 """For memory on a GPU, the groups whose ranks have met for it."""

@@ -6,13 +6,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import symm_overlap
-from symm_overlap.settings import Settings, applied, current, in_backward
+from symm_overlap.settings import Settings, applied, current, in_backward, of_call
 from tests.limits import SOON
 from tests.ranks import Pool, Rank
 from tests.transforms import choices, comparing
@@ -117,6 +118,53 @@ def backward_on_a_lane(me: Rank, forward: int, backward: int | None) -> list[int
 def test_a_lane_around_backward_wins_over_the_forwards(ranks: Pool, fresh_lane: Callable[[], int]) -> None:
     assert ranks.run(2, backward_on_a_lane, fresh_lane(), fresh_lane()) == [[1, 1]] * 2
     assert ranks.run(2, backward_on_a_lane, fresh_lane(), None) == [[2]] * 2
+
+
+class Nested(torch.autograd.Function):
+    """Runs a backward pass inside of a backward pass, and so on, until autograd takes another thread. It calls
+    ``function`` there.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, function: Callable[[], None]) -> torch.Tensor:
+        ctx.thread, ctx.function = threading.get_ident(), function
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        if ctx.thread != threading.get_ident():
+            ctx.function()
+        else:
+            with torch.enable_grad():
+                Nested.apply(torch.ones(1, requires_grad=True), ctx.function).backward()
+        return grad, None
+
+
+def on_a_thread_of_autograd(me: Rank, lanes: tuple[int, int]) -> list[int]:
+    """Return how many calls each lane has made. A backward pass of compiled code calls ops in such a way."""
+    from symm_overlap.runtime import state_of
+
+    threads = []
+
+    def call() -> None:
+        threads.append(threading.get_ident())
+        with torch.no_grad():
+            torch.ops.symm_overlap.all_reduce.compiled(torch.ones(4), "sum", me.group_name, note="")
+
+    with symm_overlap.force_path("pipelined"), symm_overlap.lane(lanes[0]):
+        call()
+        with symm_overlap.lane(lanes[1]):
+            Nested.apply(torch.ones(1, requires_grad=True), call).backward()
+        call()
+    assert of_call() == Settings(), "torch keeps the context of the last backward pass in this thread"
+    assert len(set(threads)) == 2
+    return [state_of(me.group).lane(me.group, me.device, lane).calls for lane in lanes]
+
+
+def test_compiled_code_on_a_thread_of_autograd_has_the_settings_around_backward(
+    ranks: Pool, fresh_lane: Callable[[], int]
+) -> None:
+    assert ranks.run(2, on_a_thread_of_autograd, (fresh_lane(), fresh_lane())) == [[2, 1]] * 2
 
 
 def test_what_a_block_has_not_set_is_the_forwards() -> None:

@@ -151,10 +151,9 @@ def test_an_exchange_takes_one_file_and_a_rule(fresh_ranks):
 
 def products_are_exact(me):
     import symm_overlap
-    from symm_overlap.runtime import backend_of
-    from symm_overlap.runtime.cpu import backend
+    from symm_overlap.runtime import backend_of, backends
 
-    backend.CpuBackend = ExactCpuBackend  # the line in runtime/backends.py
+    backends.CpuBackend = ExactCpuBackend  # the line in runtime/backends.py
     backend_of.cache_clear()
     assert type(backend_of("cpu")) is ExactCpuBackend
     shard = torch.randn(16, 300, generator=torch.Generator().manual_seed(me.rank))

@@ -116,7 +116,17 @@ def drawing_beside_a_kept_product(world: int, name: str, new: New) -> list[Tenso
     return [first, scatter(product + left @ torch.rand_like(w), world, name)]
 
 
-@pytest.mark.parametrize(("program", "matmuls"), [(drawing, 1), (drawing_beside_a_kept_product, 0)])
+def drawing_from_what_is_gathered(world: int, name: str, new: New) -> list[Tensor]:
+    """The weight is drawn after a view of the gathered tensor has been drawn from."""
+    whole, w = gather(new(4, 6), world, name), new(6, 5)
+    first = torch.bernoulli(whole.view(2, -1).sigmoid())
+    return [first, whole @ torch.rand_like(w)]
+
+
+@pytest.mark.parametrize(
+    ("program", "matmuls"),
+    [(drawing, 1), (drawing_from_what_is_gathered, 0), (drawing_beside_a_kept_product, 0)],
+)
 def test_random_numbers_are_drawn_in_the_order_of_the_program(program: Callable[..., Any], matmuls: int) -> None:
     with fake_group(2) as group:
         graph = traced(program, 2, group, inputs_of(program, 2, group, torch.float32))

@@ -102,6 +102,36 @@ def test_a_signal_handler_may_call_on_another_lane_only(
         assert f"in the middle of a call on lane {lane}, and begins another one there" in mine
 
 
+def first_call_in_a_signal_handler(me: Rank, handlers: int) -> str:
+    """Rank 0 waits for rank 1 in the first call of a group, in which a signal arrives whose handler makes a call."""
+    group, message = dist.new_group(), ""
+
+    def handler(*unused: object) -> None:
+        with symm_overlap.lane(handlers):
+            symm_overlap.all_reduce(torch.ones(4), "sum", group)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with comparing(False), symm_overlap.timeout(10):
+            if me.rank == 0:
+                threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+            else:
+                time.sleep(0.6)
+            message = error_of(symm_overlap.all_reduce, torch.ones(4), "sum", group)[1]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    return message
+
+
+@pytest.mark.parametrize("lane", [0, 1])
+def test_a_signal_handler_makes_no_call_during_the_first_one_of_its_group(
+    fresh_ranks: Callable[..., Pool], lane: int
+) -> None:
+    mine, peers = fresh_ranks(2).run(2, first_call_in_a_signal_handler, lane)
+    assert "in the middle of the first call of group" in mine
+    assert "rank 0" in peers
+
+
 def test_deadlines_of_blocks_belong_to_a_task(ranks: Pool) -> None:
     """Tasks of asyncio take turns on one thread."""
     ranks.run(1, by_task)

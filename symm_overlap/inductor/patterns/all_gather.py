@@ -148,9 +148,10 @@ class AllGather:
             raise SkipError("the other matrix depends on the gathered tensor too")
         first = next((use for use in free if not use.gradient), free[0])
         alike = [use for use in free if use.gather_key == first.gather_key]
-        # The op comes after the inputs of all matmuls.
-        position = positions(self.graph)
-        earliest = min((use.matmul.node for use in alike), key=position.__getitem__)
+        # The op comes after the inputs of all matmuls, and whatever reads the gathered tensor comes after the op.
+        position, involved = positions(self.graph), self.gathered.involved
+        readers = (user for node in involved for user in node.users if user not in involved)
+        earliest = min(readers, key=position.__getitem__)
         chosen = [use for use in alike if not any(draws_between(position, earliest, each) for each in _inputs(use))]
         if not chosen:
             raise SkipError("random numbers would be drawn in another order")
