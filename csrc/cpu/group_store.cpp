@@ -2,11 +2,14 @@
 
 #include <c10/util/Exception.h>
 
+#include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <system_error>
 #include <thread>
 #include <vector>
 
+#include "cpu/file_limit.h"
 #include "cpu/known_peers.h"
 
 namespace symm_overlap::cpu {
@@ -58,6 +61,10 @@ int64_t GroupStore::add(const std::string& key, int64_t amount) {
 }
 
 void GroupStore::fail(const std::string& what) {
+  for (const int error : {EMFILE, ENFILE}) {  // a store in a file opens it for every request
+    TORCH_CHECK_WITH(DistBackendError, what.find(std::strerror(error)) == std::string::npos, prologue_,
+                     "the group's store cannot be used: ", std::strerror(error), kFileAdvice);
+  }
   std::string dead = dead_peers(group_);
   for (int look = 0; dead.empty() && look < kLooks; ++look) {
     std::this_thread::sleep_for(kBetweenLooks);

@@ -43,8 +43,8 @@ FUSED: dict[str, Callable[..., Plan]] = {
 }
 
 
-MOST_PIECES = 100_000
-"""The largest number of ranks, times the number of ranks, times the number of chunks."""
+MOST_PIECES = 1 << 16
+"""The largest number of ranks, times the number of ranks, times the number of chunks: 256 ranks take half a minute."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -83,7 +83,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Run the command. Return 0 for success, 1 if --verify finds a problem in the plan, 2 for wrong arguments."""
     require_distinct(svg=args.svg, trace=args.trace)
-    calls = plan_calls(_planner(args), args.world, 3, **_planner_arguments(args))
+    calls = plan_calls(_planner(args), args.world, 3 if args.verify else 1, **_planner_arguments(args))
     picture = draw.text(calls[:1], None if args.rank is None else [args.rank], shutil.get_terminal_size((120, 0))[0])
     costs = _costs(args)
     print(picture)

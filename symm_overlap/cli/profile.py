@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if args.html:
         write_file(args.html, page(recordings))
     if args.json:
-        write_file(args.json, json.dumps([_figures(each) for each in recordings], indent=1) + "\n")
+        write_file(args.json, json.dumps([_figures(each) for each in recordings], indent=1, allow_nan=False) + "\n")
     return 0
 
 

@@ -13,6 +13,8 @@ from ..runtime import TRAITS, Device, costs_of, record_of
 from .exposure import exposure_of_call
 from .recording import Recording
 
+_MOST_CHUNKS = 1 << 13  # of all ranks; a plan takes some microseconds for each
+
 
 @dataclass(frozen=True)
 class ComparedStep:
@@ -59,15 +61,17 @@ def _span(times: tuple[float, float]) -> str:
 def compare(recording: Recording, index: int) -> Comparison | None:
     """Compare one call with its prediction.
 
-    Return None if the model does not predict such a call: it was on a device without costs of its own, or its parts did
-    not travel by a plan in chunks. The prediction is for a call that needs nothing but its result, and for links of the
-    device's datasheet.
+    Return None if the model does not predict such a call: it was on a device without costs of its own, its parts did
+    not travel by a plan in chunks, or there are too many of them. The prediction is for a call that needs nothing but
+    its result, and for links of the device's datasheet.
     """
     what, activities = recording.calls[index].what, recording.activities_of_calls[index]
     if what is None:
         return None
     problem, choice = what
     rank = recording.calls[index].fact("rank")
+    if not 0 <= rank < problem.world or problem.world * choice.chunks > _MOST_CHUNKS:
+        return None
     known = TRAITS[problem.device].costs
     if record_of(known, recording.device) is None or choice.whole or choice.exchange not in ("planned", "fused"):
         return None

@@ -20,6 +20,7 @@ _MILLI = 1e-3  # the trace counts microseconds
 _RUNS = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "runtime", "driver")
 _RANGES = ("user_annotation", "cpu_op")
+_NEVER = 1e20  # no clock shows this
 _PROCESS = "the process"  # a trace is of one; the events of a GPU have the GPU's number in place of a process
 
 
@@ -81,10 +82,12 @@ def _event(event: Any) -> _Event | None:
     category, name, start = event.get("cat"), event.get("name"), _number(event.get("ts"))
     if not isinstance(category, str) or not isinstance(name, str) or start is None:
         return None
-    length, thread = max(0.0, _number(event.get("dur")) or 0.0), event.get("tid")
+    end, thread = start + max(0.0, _number(event.get("dur")) or 0.0), event.get("tid")
+    if max(-start, end) > _NEVER:
+        return None
     thread = thread if isinstance(thread, (int, str)) else None
     arguments = next(_dicts([event.get("args")]), {})
-    return _Event(category.lower(), name, thread, start * _MILLI, (start + length) * _MILLI, arguments)
+    return _Event(category.lower(), name, thread, start * _MILLI, end * _MILLI, arguments)
 
 
 def _number(value: Any) -> float | None:

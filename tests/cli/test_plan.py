@@ -138,7 +138,7 @@ DURATIONS = ["--matmul-ms", "--copy-ms"]
         (["--fused", "--in-place", "--streams", "2"], "leave out --streams, --in-place"),
         (["--fused", "--one-shot", "--no-sleep"], "leave out --one-shot, --no-sleep"),
         (["--svg", "x", "--trace", "./x"], "svg and trace are the same file, x: one would overwrite the other"),
-        (["--world", "1000000"], "ranks * ranks * chunks is 1e+12: this command works up to 100000"),
+        (["--world", "1000000"], "ranks * ranks * chunks is 1e+12: this command works up to 65536"),
         (["--chunks", "99999999999999999999"], "ranks * ranks * chunks is"),
         (["--matmul-ms", "1e308", "--simulate"], "the durations add up to more than a float can hold"),
         (["--svg", "/nonexistent/plan.svg"], "/nonexistent/plan.svg: No such file"),

@@ -6,8 +6,10 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from symm_overlap import _C
 from symm_overlap._torch import symm_mem
@@ -82,3 +84,24 @@ def test_a_rank_out_of_files_says_so_and_its_peers_are_told(
         assert "Too many open files" in each
         assert "raise the limit (ulimit -n)" in each
     assert seconds < SOON
+
+
+def store_in_a_file(me: Rank, path: str) -> tuple[str, str, float] | None:
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=me.rank, world_size=me.world)
+    dist.barrier()
+    assert dist.group.WORLD is not None
+    name = dist.group.WORLD.group_name
+    if me.rank == 0:
+        return None
+    with spare_files(0):
+        return error_of(_C.exchange, name, "test", "")
+
+
+def test_a_store_in_a_file_that_cannot_be_opened_is_not_called_gone(
+    fresh_ranks: Callable[..., Pool], tmp_path: Path
+) -> None:
+    error, message, _ = fresh_ranks(2).run(2, store_in_a_file, str(tmp_path / "store"))[1]
+    assert error == "DistBackendError"
+    assert "the group's store cannot be used: Too many open files" in message
+    assert "raise the limit (ulimit -n)" in message

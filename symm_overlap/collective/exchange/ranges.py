@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...plan.ranges import call_of, range_of_call
-from ...runtime import around
+from ...runtime import TRAITS, around
 from ..choice import Choice
 from ..problem import Problem, problem
 from .call import Call
@@ -77,6 +77,8 @@ def _read(facts: Mapping[str, str]) -> tuple[Problem, Choice]:
         numbers["copies"],
         numbers["span"],
     )
+    if described.device not in TRAITS or min(described.world, choice.chunks, choice.copies, choice.span) < 1:
+        raise ValueError("another version has recorded this call")
     return described, choice
 
 
