@@ -112,7 +112,7 @@ def is_fake(group: dist.ProcessGroup) -> bool:
 
 def context_of_backward() -> Context | None:
     """Return the context of the thread that called ``backward()``, on any thread that runs it, or None elsewhere."""
-    if torch._C._current_graph_task_id() == -1 or not torch._C._is_key_in_tls("context"):
+    if not torch._C._is_key_in_tls("context"):
         return None
     context: Context | None = torch._C._get_obj_in_tls("context")
     return context

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import symm_overlap
-from symm_overlap.settings import Settings, applied, current, in_backward, of_call
+from symm_overlap.settings import Settings, applied, current, in_backward
 from tests.limits import SOON
 from tests.ranks import Pool, Rank
 from tests.transforms import choices, comparing
@@ -156,7 +156,6 @@ def on_a_thread_of_autograd(me: Rank, lanes: tuple[int, int]) -> list[int]:
         with symm_overlap.lane(lanes[1]):
             Nested.apply(torch.ones(1, requires_grad=True), call).backward()
         call()
-    assert of_call() == Settings(), "torch keeps the context of the last backward pass in this thread"
     assert len(set(threads)) == 2
     return [state_of(me.group).lane(me.group, me.device, lane).calls for lane in lanes]
 
