@@ -41,8 +41,5 @@ if torch.version.cuda is None or not (list(Path("/dev").glob("nvidia*")) or "SYM
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
 
-# Otherwise the garbage collector of every rank scans all these objects repeatedly and copies their pages. It would also
-# scan everything else again and again, because it sets its pace by the number of objects that are not frozen.
 gc.collect()
-gc.freeze()
-gc.set_threshold(50_000, 20, 20)
+gc.freeze()  # otherwise the garbage collector of every rank scans all these objects repeatedly and copies their pages
