@@ -67,7 +67,8 @@ RankMemory map(const Announcement& theirs, int peer, const std::string& group_na
     memory.buffer = std::make_shared<SharedObject>(SharedObject::open(theirs.buffer));
     memory.control = std::make_shared<SharedObject>(SharedObject::open(theirs.control));
   } catch (const c10::Error&) {
-    TORCH_CHECK_WITH(DistBackendError, !memory.peer->dead(100), "symm_overlap: rendezvous of group '", group_name,
+    // A process that ends closes its files first. It is known to be dead when all of its threads have ended.
+    TORCH_CHECK_WITH(DistBackendError, !memory.peer->dead(1000), "symm_overlap: rendezvous of group '", group_name,
                      "': rank ", peer, " (pid ", memory.peer->pid(),
                      ") is dead. Its own output says why it ended; this group cannot go on.");
     throw;

@@ -160,6 +160,9 @@ def on_a_thread_of_autograd(me: Rank, lanes: tuple[int, int]) -> list[int]:
     return [state_of(me.group).lane(me.group, me.device, lane).calls for lane in lanes]
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.13", reason="threads of autograd do not know the caller's blocks in torch 2.11"
+)
 def test_compiled_code_on_a_thread_of_autograd_has_the_settings_around_backward(
     ranks: Pool, fresh_lane: Callable[[], int]
 ) -> None:
