@@ -111,7 +111,7 @@ def is_fake(group: dist.ProcessGroup) -> bool:
 
 
 def context_of_backward() -> Context | None:
-    """Return the context of the thread that called ``backward()``, on any thread that runs it, or None elsewhere."""
+    """Return the context of ``backward()``'s caller, on any thread that runs it. None elsewhere, and in torch 2.11."""
     if not torch._C._is_key_in_tls("context"):
         return None
     context: Context | None = torch._C._get_obj_in_tls("context")

@@ -13,7 +13,7 @@ from ..runtime import TRAITS, Device, costs_of, record_of
 from .exposure import exposure_of_call
 from .recording import Recording
 
-_MOST_CHUNKS = 1 << 13  # of all ranks; a plan takes some microseconds for each
+_MOST_CHUNKS = 1 << 11  # of all ranks: the time to plan grows with their square, and is seconds for so many
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def compare(recording: Recording, index: int) -> Comparison | None:
         return None
     problem, choice = what
     rank = recording.calls[index].fact("rank")
-    if not 0 <= rank < problem.world or problem.world * choice.chunks > _MOST_CHUNKS:
+    if rank >= problem.world or problem.world * choice.chunks > _MOST_CHUNKS:
         return None
     known = TRAITS[problem.device].costs
     if record_of(known, recording.device) is None or choice.whole or choice.exchange not in ("planned", "fused"):

@@ -41,16 +41,16 @@ def read_nsight(path: Path) -> list[Recording]:
             tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
             if "StringIds" not in tables:
                 raise ValueError(f"{path} has no table StringIds: give a database that nsys has exported")
-            reader = _Reader(database, tables)
+            reader = _Reader(path, database, tables)
             runs = list(reader.runs())
-            return recordings([*reader.ranges()], [*reader.launches()], runs, reader.devices(), {}, str(path))
+            return recordings(reader.ranges(), reader.launches(), runs, reader.devices(), {}, str(path))
     except sqlite3.DatabaseError as error:
         raise ValueError(f"{path} is not a database of Nsight Systems: {error}") from None
 
 
 class _Reader:
-    def __init__(self, database: sqlite3.Connection, tables: set[str]) -> None:
-        self._database, self._tables = database, tables
+    def __init__(self, path: Path, database: sqlite3.Connection, tables: set[str]) -> None:
+        self._path, self._database, self._tables = path, database, tables
         texts = database.execute("SELECT id, value FROM StringIds")
         self._texts: dict[Any, str] = {number: text for number, text in texts if isinstance(text, str)}
 
@@ -58,12 +58,14 @@ class _Reader:
         """Yield these columns of a table: nothing if there is no such table, and None for a column that it lacks.
 
         Raises:
-            ValueError: the column is a time.
+            ValueError: the column that it lacks is a time.
         """
         if table in self._tables:
             known = {row[1] for row in self._database.execute(f"PRAGMA table_info({table})")}
             for name in {"start", "end"}.intersection(columns) - known:
-                raise ValueError(f"table {table} has no column {name!r}: give a database that nsys has exported")
+                raise ValueError(
+                    f"{self._path}: table {table} has no column {name!r}: give a database that nsys has exported"
+                )
             chosen = ", ".join(f'"{name}"' if name in known else "NULL" for name in columns)
             yield from self._database.execute(f"SELECT {chosen} FROM {table}")
 
@@ -85,21 +87,16 @@ class _Reader:
 
     def runs(self) -> Iterator[Run]:
         """Yield kernels, copies and fills."""
-        for place, (start, end), name, number in self._activities():
-            if (times := _times(start, end)) is not None:
-                yield Run(*place, *times, name, number)
-
-    def _activities(self) -> Iterator[tuple[tuple[int, int, str], tuple[Any, Any], str, int]]:
         columns = "globalPid", "deviceId", "streamId", "start", "end", "correlationId"
         kernels = self._rows(f"{_ACTIVITY}KERNEL", *columns, "demangledName", "shortName")
         for *where, long, short in kernels:
-            yield _placed(where, self._texts.get(long) or self._texts.get(short) or "a kernel")
+            yield from _run(where, self._texts.get(long) or self._texts.get(short) or "a kernel")
         for *where, direction in self._rows(f"{_ACTIVITY}MEMCPY", *columns, "copyKind"):
-            yield _placed(where, f"Memcpy {_COPIES.get(direction, '')}")
+            yield from _run(where, f"Memcpy {_COPIES.get(direction, '')}")
         for *where, _ in self._rows(f"{_ACTIVITY}MEMSET", *columns, "value"):
-            yield _placed(where, "Memset")
+            yield from _run(where, "Memset")
         for *where, _ in self._rows(f"{_ACTIVITY}GRAPH_TRACE", *columns, "graphId"):
-            yield _placed(where, WHOLE_GRAPH)
+            yield from _run(where, WHOLE_GRAPH)
 
     def devices(self) -> dict[Hashable, str]:
         """Return the names of the GPUs, also by their numbers in each process if the database has these."""
@@ -122,7 +119,9 @@ def _process_of(thread: Any) -> int:
     return (thread >> 24) & 0xFFFFFF if isinstance(thread, int) else 0
 
 
-def _placed(where: Sequence[Any], name: str) -> tuple[tuple[int, int, str], tuple[Any, Any], str, int]:
+def _run(where: Sequence[Any], name: str) -> Iterator[Run]:
+    """Yield the activity, if it has times."""
     process, device, stream, start, end, number = where
     device, number = (each if isinstance(each, int) else other for each, other in ((device, 0), (number, -1)))
-    return (_process_of(process), device, f"stream {stream}"), (start, end), name, number
+    if (times := _times(start, end)) is not None:
+        yield Run(_process_of(process), device, f"stream {stream}", *times, name, number)

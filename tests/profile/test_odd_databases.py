@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from symm_overlap.profile import kinds_of_calls, page, read, report
+from symm_overlap.profile import read, report
 from symm_overlap.profile.compare import compare
-from tests.profile.traces import nsight, program, write_chrome
+from tests.profile.traces import nsight, program, require_sound, write_chrome
 
 ODD = (None, "", "x", b"\xff", -1, 3.5, 1e300, -1e300, math.inf, 1 << 62)
 ACTIVITIES = [f"CUPTI_ACTIVITY_KIND_{name}" for name in ("RUNTIME", "KERNEL", "MEMCPY")]
@@ -33,15 +33,7 @@ def test_odd_values_are_left_out(seed: int, tmp_path: Path) -> None:
                     if source.random() < 0.02 and (table, column) != ("StringIds", "id"):
                         database.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (source.choice(ODD), row))
         database.commit()
-    found = read(path)
-    assert sum(len(recording.activities) for recording in found) > 10
-    for recording in found:
-        for kind in kinds_of_calls(recording):
-            spent = kind.median
-            assert math.isfinite(spent.total)
-            assert spent.total >= spent.compute >= 0
-        assert report([recording], steps=True)
-        assert page([recording])
+    require_sound(read(path))
 
 
 def test_a_name_that_is_not_utf8_is_read(tmp_path: Path) -> None:
@@ -72,7 +64,7 @@ def test_a_table_without_times_is_rejected(column: str, tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as database:
         database.execute(f'ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL RENAME COLUMN "{column}" TO other')
         database.commit()
-    with pytest.raises(ValueError, match=f"table CUPTI_ACTIVITY_KIND_KERNEL has no column '{column}'"):
+    with pytest.raises(ValueError, match=f"trace.sqlite: table CUPTI_ACTIVITY_KIND_KERNEL has no column '{column}'"):
         read(path)
 
 

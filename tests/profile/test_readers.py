@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import random
 import sqlite3
 from contextlib import closing
@@ -18,11 +17,11 @@ from symm_overlap.collective.plans import planned
 from symm_overlap.collective.prediction import predict
 from symm_overlap.plan import Step
 from symm_overlap.plan.ranges import range_of
-from symm_overlap.profile import Recording, exposure, kinds_of_calls, page, read, report
+from symm_overlap.profile import Recording, exposure, kinds_of_calls, read
 from symm_overlap.profile.compare import compare, measured_timeline
 from symm_overlap.profile.torch_trace import from_torch_trace
 from symm_overlap.runtime import TRAITS, Device, costs_of
-from tests.profile.traces import CHOICE, PROBLEM, Ran, Ranged, chrome, nsight, program, write_chrome
+from tests.profile.traces import CHOICE, PROBLEM, Ran, Ranged, chrome, nsight, program, require_sound, write_chrome
 
 
 def one(path: Path) -> Recording:
@@ -253,15 +252,7 @@ def test_odd_traces_are_read(seed: int, tmp_path: Path) -> None:
         trace[key] = source.choice([*ODD, [None, {"id": 0}], [{"id": [1]}, {"id": "0"}], {"rank": None}, {"rank": "1"}])
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(trace))
-    found = read(path)
-    assert sum(len(recording.activities) for recording in found) > 10
-    for recording in found:
-        for kind in kinds_of_calls(recording):
-            spent = kind.median
-            assert math.isfinite(spent.total)
-            assert spent.total >= spent.compute >= 0
-        assert report([recording], steps=True)
-        assert page([recording])
+    require_sound(read(path))
 
 
 def test_names_may_have_any_characters(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +17,7 @@ from symm_overlap.collective.exchange.ranges import name_of_range
 from symm_overlap.collective.planners import all_gather_consume
 from symm_overlap.collective.problem import problem
 from symm_overlap.plan.ranges import range_of
+from symm_overlap.profile import Recording, kinds_of_calls, page, report
 
 PROBLEM = problem(
     "all_gather_matmul", 4096, 2048, 4096, torch.bfloat16, 4, "cuda", arguments=((1024, 4096), ("gather_dim", 0))
@@ -168,3 +171,15 @@ def nsight(path: Path, ran: list[Ran], ranges: list[Ranged], pid: int = 4711) ->
 
 def write_chrome(path: Path, ran: list[Ran], ranges: list[Ranged]) -> None:
     path.write_text(json.dumps(chrome(ran, ranges)))
+
+
+def require_sound(found: Sequence[Recording]) -> None:
+    """Assert that something is left of odd traces, that its figures are times, and that it can be shown."""
+    assert sum(len(recording.activities) for recording in found) > 10
+    for recording in found:
+        for kind in kinds_of_calls(recording):
+            spent = kind.median
+            assert math.isfinite(spent.total)
+            assert spent.total >= spent.compute >= 0
+        assert report([recording], steps=True)
+        assert page([recording])

@@ -264,10 +264,11 @@ class PipelineModel:
         shapes = []
         for tensors in read.microbatches(self.schedule.microbatches):
             shapes.append(shapes_of(tensors))
-            if any((what, shapes[-1]) not in runs.functions for runs in known.values()):
+            if any((what, shapes[-1]) not in runs.makers for runs in known.values()):
                 wanted = Wanted(self._finish(read, returns), gradients, loss_alone=gradients and self._loss is None)
                 for index, maker in self._cut.runs(modules, read.inputs, tensors, wanted).items():
-                    known[index].add((what, shapes[-1]), maker, modules[index])
+                    known[index].makers[what, shapes[-1]] = maker
+                    known[index].function((what, shapes[-1]), modules[index])  # now: compiled stages cannot trace this
         for runs in known.values():
             runs.what, runs.shared = what, read.shared
         key = what, tuple(shapes)

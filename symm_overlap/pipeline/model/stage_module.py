@@ -44,9 +44,11 @@ class Runs:
     functions: dict[Hashable, Run] = field(default_factory=dict)
     makers: dict[Hashable, Maker] = field(default_factory=dict)
 
-    def add(self, key: Hashable, maker: Maker, stage: StageModule) -> None:
-        """Add a function for the stage that has these runs."""
-        self.makers[key], self.functions[key] = maker, maker(stage)
+    def function(self, key: Hashable, stage: StageModule) -> Run | None:
+        """Return the function for the stage that has these runs; None if nothing makes it."""
+        if key not in self.functions and key in self.makers:
+            self.functions[key] = self.makers[key](stage)
+        return self.functions.get(key)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Runs:
         """Return the runs of a copy of the stage: they call the modules of the copy."""
@@ -71,14 +73,10 @@ class StageModule(nn.Module):
         runs = runs_of(self)
         tensors = {**inputs, **runs.shared}
         shapes = shapes_of(tensors)
-        key = runs.what, shapes
-        if key not in runs.functions:
-            if key not in runs.makers:
-                raise RuntimeError(
-                    f"this stage was not cut for tensors of {shapes}: run it with PipelineModel.run_train"
-                )
-            runs.add(key, runs.makers[key], self)
-        return runs.functions[key](received, tensors)
+        run = runs.function((runs.what, shapes), self)
+        if run is None:
+            raise RuntimeError(f"this stage was not cut for tensors of {shapes}: run it with PipelineModel.run_train")
+        return run(received, tensors)
 
 
 def runs_of(stage: StageModule) -> Runs:

@@ -119,8 +119,12 @@ class TracedCut:
         for index, stage in stages.items():
             part = parts[index]
             self._complete(stage, part)
-            returned = _between if part is not parts[-1] else _first if wanted.loss_alone else None
-            found[index] = _maker(part, returned or partial(_last, returned=traced.returned, finish=wanted.finish))
+            if part is not parts[-1]:
+                found[index] = _maker(part, _between)
+            elif wanted.loss_alone:
+                found[index] = _maker(part, _first)
+            else:
+                found[index] = _maker(part, partial(_last, returned=traced.returned, finish=wanted.finish))
         return found
 
     def _trace(self, inputs: Entries, tensors: Tensors, gradients: bool) -> Traced:

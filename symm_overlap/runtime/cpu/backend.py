@@ -29,7 +29,7 @@ class CpuBackend:
     """See `symm_overlap.runtime.backend.Backend`."""
 
     traits = TRAITS
-    _native = True
+    _native = True  # whether scripts call the functions of csrc/cpu themselves
     multiply_shards = staticmethod(multiply_shards)
 
     copy = staticmethod(_C.copy)
@@ -70,7 +70,7 @@ class CpuBackend:
         """Return None: a CPU has no events."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Note whether the class replaces methods of which scripts call the functions of csrc/cpu directly."""
+        """Note whether the class replaces methods, which scripts would bypass."""
         super().__init_subclass__(**options)
         cls._native = cls._native and vars(cls).keys().isdisjoint({"multiply", "copy", "sum"})
 
