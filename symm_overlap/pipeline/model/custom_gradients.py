@@ -46,13 +46,13 @@ class RefusedGradients:
         self._register_hook = Tensor.register_hook
 
     def __enter__(self) -> None:
-        apply, register_hook = self._apply.__func__, self._register_hook
+        apply, register_hook = self._apply, self._register_hook
 
         def apply_or_refuse(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
             own = not function.__module__.startswith("torch.") or function.__module__.startswith("torch.distributed.")
             if own and torch.is_grad_enabled():
                 self._require_allowed(f"applies {function.__qualname__}, a torch.autograd.Function")
-            return apply(function, *args, **kwargs)
+            return apply.__get__(None, function)(*args, **kwargs)
 
         def register_or_refuse(tensor: Tensor, hook: Any) -> Any:
             self._require_allowed("calls Tensor.register_hook")

@@ -71,6 +71,14 @@ def test_a_gradient_of_the_models_own_between_layers_is_refused(how: str, what: 
     assert "requires_grad" not in vars(Tensor)
 
 
+def test_apply_may_be_written_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is from torch 2.14 on."""
+    in_c = next(vars(each)["apply"] for each in reversed(torch.autograd.Function.__mro__) if "apply" in vars(each))
+    monkeypatch.setattr(torch.autograd.Function, "apply", in_c)
+    test_a_gradient_of_the_models_own_between_layers_is_refused("function", "applies Reverse, a t")
+    test_in_a_module_or_without_gradients_it_is_right("module")
+
+
 @pytest.mark.parametrize("how", ["module", "without gradients", "look at a parameter"])
 def test_in_a_module_or_without_gradients_it_is_right(how: str) -> None:
     torch.manual_seed(0)
