@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -9,6 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+FAILED = -math.inf
+"""What a rank sends in place of its norm if it could not compute one."""
 
 
 @torch.no_grad()
@@ -33,11 +37,21 @@ def clip_together(
     norm_type = float(norm_type)
     if not norm_type > 0:
         raise ValueError(f"clip_grad_norm_: norm_type is {norm_type}: it must be above 0, or 'inf'")
-    norms = [_norm(alike, norm_type, foreach).to(device, torch.float64) for alike in _alike(counted)]
-    own = torch.stack([torch.zeros((), dtype=torch.float64, device=device), *norms])
+    own, failure = torch.zeros((), dtype=torch.float64, device=device), None
+    try:
+        norms = [_norm(alike, norm_type, foreach).to(own) for alike in _alike(counted)]
+        own = torch.linalg.vector_norm(torch.stack([own, *norms]), norm_type)
+    except Exception as error:  # the peers wait for this rank, so they are told
+        own, failure = torch.full_like(own, FAILED), error
     # Every rank computes with the norms of all, in their order, so that all get the same bits.
-    every = [torch.zeros_like(own[0]) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(every, torch.linalg.vector_norm(own, norm_type), group=group)
+    every = [torch.zeros_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(every, own, group=group)
+    if failure is not None:
+        raise failure
+    # A look at them would stop the host until the GPU has computed them. There, the norm is infinite if a rank failed.
+    if device.type == "cpu" and (failed := [rank for rank, norm in enumerate(every) if norm == FAILED]):
+        ranks = ", ".join(str(dist.get_global_rank(group, rank)) for rank in failed)
+        raise RuntimeError(f"clip_grad_norm_: no gradient was clipped, because it failed on rank {ranks}")
     total: Tensor = torch.linalg.vector_norm(torch.stack(every), norm_type)
     if error_if_nonfinite and not total.isfinite():
         raise RuntimeError(

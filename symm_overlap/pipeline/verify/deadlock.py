@@ -58,7 +58,9 @@ def deadlocks(schedule: Schedule, index: Index, transport: str, communicates: bo
         rank: int | None = start
         while rank is not None and rank not in seen:
             seen.add(rank)
-            wait = stuck[rank]
+            wait = stuck.get(rank)
+            if wait is None:  # what it waited for runs in two places (problem "duplicated"), and one of them has run
+                break
             path.append(wait.place)
             target = run.awaited(wait)
             if target is None:
