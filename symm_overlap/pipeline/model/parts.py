@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ..runtime import Stage
 from ..schedule import Schedule
@@ -141,11 +142,20 @@ class Parts:
         """See `PipelineModel.load_state_dict`."""
         for _, module in self.modules():
             wanted = {}
-            for name in module.state_dict():
+            for name, own in module.state_dict().items():
                 found = next((key for key in (name, *self._names.get(name, ())) if key in state_dict), None)
                 if found is not None:
-                    wanted[name] = state_dict[found]
+                    wanted[name] = _sharded_as(own, state_dict[found])
             module.load_state_dict(wanted, strict=strict)
+
+
+def _sharded_as(own: Any, value: Any) -> Any:
+    """Return a whole tensor as a DTensor that is sharded as a stage's own. Other values are returned as they are."""
+    if not isinstance(own, DTensor) or not isinstance(value, Tensor) or isinstance(value, DTensor):
+        return value
+    if own.shape != value.shape:  # the error of load_state_dict names the parameter
+        return value
+    return distribute_tensor(value, own.device_mesh, own.placements, src_data_rank=None)
 
 
 def _warn_of_unused(model: nn.Module, parameters: Sequence[Mapping[str, nn.Parameter]]) -> None:

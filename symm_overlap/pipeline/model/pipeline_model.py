@@ -229,7 +229,8 @@ class PipelineModel:
         return self._parts.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """Load this rank's part from the state dict of the whole model, or of a part.
+        """Load this rank's part from the state dict of the whole model, or of a part. Whole tensors may be loaded into
+        parameters that are DTensors, such as FSDP's.
 
         Raises:
             RuntimeError: with ``strict``, a tensor of this rank is missing, or shapes differ.

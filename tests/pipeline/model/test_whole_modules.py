@@ -53,8 +53,22 @@ def full(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def require_loaded(pipe: PipelineModel, whole: nn.Module, batch: dict[str, Any]) -> None:
+    """The values of the whole model must get into parameters that are sharded."""
+    pipe.build(**batch)
+    with torch.no_grad():
+        for parameter in pipe.parameters():
+            parameter.zero_()
+    pipe.load_state_dict(whole.state_dict())
+    for name, parameter in pipe.named_parameters():
+        assert torch.equal(full(parameter), whole.get_parameter(name)), name
+    with pytest.raises(RuntimeError, match=r"size mismatch for \S+.bias"):
+        pipe.load_state_dict({name: value[:1] for name, value in whole.state_dict().items()})
+
+
 def check(pipe: PipelineModel, whole: nn.Module, batch: dict[str, Any]) -> None:
     """One step must have the loss and gradients of the whole model. Ranks may have only parts of the parameters."""
+    require_loaded(pipe, whole, batch)
     loss, expected = pipe.run_train(**batch), whole_step(whole, batch, {"loss": mean_square}, 4)
     if loss is not None:
         torch.testing.assert_close(loss, expected, **EXACT)
