@@ -1,6 +1,6 @@
 """The private torch APIs that this project uses, except those that only one package with a `_torch` of its own uses.
 
-Checked on torch 2.11.0, 2.13.0, 2.14.1 and 2.15.0.
+Checked on torch 2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ expression on each rank. The ranks would then make their calls in different orde
 collectives in order, so the ops are made known to it as collectives.
 
 This is the private API of torch that the ops use in addition to `symm_overlap._torch`. Checked on torch
-2.11.0, 2.13.0, 2.14.1 and 2.15.0.
+2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def same(one: Placement, other: Placement, dims: int) -> bool:
 
 def is_shard(layout: Placement) -> bool:
     """True if each rank has one block along a dimension."""
-    return type(layout) is Shard
+    return isinstance(layout, Shard)
 
 
 def dim_of(layout: Placement, dims: int) -> int:

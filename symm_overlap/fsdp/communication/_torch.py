@@ -1,5 +1,5 @@
 """The private APIs of FSDP2 that show how much is sent, and which gradients are about to be reduced. Checked on torch
-2.11.0, 2.13.0 and 2.15.0, and read in 2.14.1."""
+2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0."""
 
 from __future__ import annotations
 

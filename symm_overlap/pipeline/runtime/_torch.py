@@ -1,4 +1,4 @@
-"""The private APIs of torch that the runtime uses. Checked on torch 2.11.0, 2.13.0, 2.14.1 and 2.15.0."""
+"""The private APIs of torch that the runtime uses. Checked on torch 2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0."""
 
 from __future__ import annotations
 
