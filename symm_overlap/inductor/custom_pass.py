@@ -32,6 +32,7 @@ from .patterns import (
     empty_buckets,
     make_plain,
     quantise_first,
+    unbatch,
 )
 from .report import GraphReport, Site, place_of, record
 from .writer import add_values
@@ -65,6 +66,7 @@ class OverlapPass(CustomGraphPass):
             add_values(graph)
         by_hand = is_inner_graph() or any(is_ours(node) for each in _with_inner(graph) for node in each.nodes)
         drop_zeros(graph)
+        unbatch(graph)
         make_plain(graph, self.choices)
         empty_buckets(graph, self.choices)
         quantise_first(graph)

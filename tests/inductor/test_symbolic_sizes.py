@@ -46,6 +46,10 @@ def scatter_and_gather_the_sequence(x: Tensor, w: Tensor, group: str) -> Tensor:
     return all_gather_tensor_autograd(part.relu(), 1, group) @ w.t()
 
 
+def scatter_an_einsum(x: Tensor, w: Tensor, group: str) -> Tensor:
+    return reduce_scatter_tensor(torch.einsum("bsk,kn->bsn", x, w), "sum", 1, group)
+
+
 def gather_twice(x: Tensor, w: Tensor, group: str) -> Tensor:
     """The sizes of what is gathered first must not be taken from a tensor that is replaced."""
     y = all_gather_tensor_autograd(x, 0, group) @ w
@@ -73,6 +77,7 @@ PROGRAMS: list[tuple[Program, int, tuple[int, ...], list[int], int]] = [
     (scatter_rows, 4, (16, 3, K), [0, 1], 1),
     (scatter_the_sequence, 4, (3, 16, K), [1], 1),
     (scatter_and_gather_the_sequence, 2, (3, 8, K), [0, 1], 2),
+    (scatter_an_einsum, 2, (3, 8, K), [0, 1], 1),
     (gather_twice, 2, (4, 6, K), [0, 1], 2),
     (add_what_is_scattered, 3, (3, 12, K), [0, 1], 1),
     (add_what_all_ranks_sum, 2, (3, 7, K), [0, 1], 1),
@@ -103,15 +108,19 @@ def test_symbolic_lengths_are_fused(
     assert graph.fused == fused
 
 
-def train(me: Rank) -> None:
+def by_einsum(x: Tensor, w: Tensor) -> Tensor:
+    return torch.einsum("bsk,kn->bsn", x, w)
+
+
+def train(me: Rank, multiply: Callable[[Tensor, Tensor], Tensor]) -> None:
     torch._dynamo.reset()
     symm_overlap.inductor.clear()
     torch.manual_seed(me.rank)
     w = torch.randn(K, N, dtype=torch.float64, requires_grad=True)
 
     def program(x: Tensor) -> Tensor:
-        part = reduce_scatter_tensor_autograd(x @ w, "sum", 1, me.group).relu()
-        return all_gather_tensor_autograd(part, 1, me.group) @ w.t()
+        part = reduce_scatter_tensor_autograd(multiply(x, w), "sum", 1, me.group).relu()
+        return multiply(all_gather_tensor_autograd(part, 1, me.group), w.t())
 
     compiled = compiled_up_to_the_pass(program, OverlapPass(Choices(strict=True)))
     for batch, length in ((3, 2), (2, 4), (5, 3)):
@@ -130,9 +139,13 @@ def train(me: Rank) -> None:
 
 
 @pytest.mark.skipif(IN_TORCH_2_12, reason="torch 2.12 breaks this graph: see above")
-@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_values_and_gradients_of_several_lengths(ranks: Pool, world: int) -> None:
-    ranks.run(world, train, timeout=120)
+@pytest.mark.parametrize(
+    ("world", "multiply"), [(2, torch.matmul), (2, by_einsum), pytest.param(3, torch.matmul, marks=pytest.mark.slow)]
+)
+def test_values_and_gradients_of_several_lengths(
+    ranks: Pool, world: int, multiply: Callable[[Tensor, Tensor], Tensor]
+) -> None:
+    ranks.run(world, train, multiply, timeout=120)
 
 
 def test_what_is_known_if_nothing_remains() -> None:

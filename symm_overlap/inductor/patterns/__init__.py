@@ -5,6 +5,7 @@ from __future__ import annotations
 from .add_first import add_first
 from .all_gather import AllGather
 from .all_reduce import AllReduce
+from .batch_of_one import unbatch
 from .bucket import empty_buckets
 from .cast_first import cast_first
 from .forms import make_plain
@@ -23,6 +24,7 @@ __all__ = [
     "empty_buckets",
     "make_plain",
     "quantise_first",
+    "unbatch",
 ]
 
 PATTERNS: tuple[type[Pattern], ...] = (ReduceScatter, AllReduce, AllGather)
