@@ -17,7 +17,8 @@ inline std::string different_call(const std::string& peer, int64_t theirs, int64
   const std::string number = std::to_string(ours);
   std::string what = "it is in its call number " + std::to_string(theirs) + ", this rank in its call number " + number;
   if (theirs == ours) {
-    what = "both are call number " + number + " of their rank, but op, shapes, dtypes or settings differ";
+    what = "both are call number " + number +
+           " of their rank, but op, shapes, dtypes or settings differ, or a call of one rank alone was rejected";
   } else if (theirs < 0) {
     what = "it has not announced a call, and this rank is in its call number " + number;
   }

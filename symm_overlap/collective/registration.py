@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from .._torch import add_to_cache_keys, below_autocast, resolve_group, untracked_views
-from ..runtime import TRAITS, NotCapturedError
+from ..runtime import TRAITS, InMiddleOfCallError, NotCapturedError
 from ..settings import applied, in_backward, of_call
 from ._torch import keep_in_order
 from .autograd import autograd_kernel
@@ -114,7 +114,7 @@ def _kernel(op: str, eager: Callable[..., Any], at: int, repeatable: Repeatable 
                 if repeatable is not None:
                     return repeatable.call(peers, given, kwargs, key)
                 return eager(peers, *given, **kwargs)
-        except NotCapturedError as error:
+        except (InMiddleOfCallError, NotCapturedError) as error:
             peers.forget()
             raise for_users(error)  # noqa: B904 (the same exception)
         except Exception as error:

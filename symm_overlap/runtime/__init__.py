@@ -4,6 +4,7 @@ each other's memory.
 
 from .backend import Backend, Traits, Workspace
 from .backends import TRAITS, backend_of
+from .call_lock import InMiddleOfCallError
 from .costs import Device, DeviceCosts, costs_of, record_of
 from .group import GroupState, state_of
 from .lane import PIPELINE_LANES, Lane, NotCapturedError, NotPreparedError
@@ -46,6 +47,7 @@ __all__ = [
     "DeviceCosts",
     "Fixed",
     "GroupState",
+    "InMiddleOfCallError",
     "Lane",
     "Launch",
     "Make",

@@ -5,8 +5,12 @@ from __future__ import annotations
 import threading
 
 
+class InMiddleOfCallError(RuntimeError):
+    """Raised if a thread begins a call in the middle of another one that holds the same lock. Nothing of it was done."""
+
+
 class CallLock:
-    """A lock that raises an error if a thread that holds it takes it again.
+    """A lock that raises `InMiddleOfCallError` if a thread that holds it takes it again.
 
     A wait of a call runs Python's signal handlers. If a handler takes the same lock, it would wait for its own thread
     without end.
@@ -23,7 +27,7 @@ class CallLock:
         self._lock.acquire()
         if self._held:  # by this thread, as the lock was free for it
             self._lock.release()
-            raise RuntimeError(
+            raise InMiddleOfCallError(
                 f"symm_overlap: this thread is in the middle of {self._call}, and begins another one there, as a "
                 f"signal handler may: {self._advice}"
             )

@@ -102,6 +102,34 @@ def test_a_signal_handler_may_call_on_another_lane_only(
         assert f"in the middle of a call on lane {lane}, and begins another one there" in mine
 
 
+def refused_in_a_signal_handler(me: Rank, lane: int) -> tuple[list[str], list[float]]:
+    """The handler keeps the error to itself. The call that was interrupted goes on, and further ones follow."""
+    refused: list[str] = []
+
+    def handler(*unused: object) -> None:
+        refused.append(error_of(symm_overlap.all_reduce, ones, "sum", me.group)[1])
+
+    ones = torch.ones(4)
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with comparing(False), symm_overlap.lane(lane), symm_overlap.timeout(10):
+            symm_overlap.all_reduce(ones, "sum", me.group)
+            if me.rank == 0:
+                threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+            else:
+                time.sleep(0.6)
+            return refused, [symm_overlap.all_reduce(ones * n, "sum", me.group)[0].item() for n in range(4)]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_call_that_is_refused_in_a_signal_handler_does_not_count(ranks: Pool, fresh_lane: Callable[[], int]) -> None:
+    (refused, mine), (none, peers) = ranks.run(2, refused_in_a_signal_handler, fresh_lane())
+    assert (len(refused), none) == (1, [])
+    assert "and begins another one there" in refused[0]
+    assert mine == peers == [0, 2, 4, 6]
+
+
 def first_call_in_a_signal_handler(me: Rank, handlers: int) -> str:
     """Rank 0 waits for rank 1 in the first call of a group, in which a signal arrives whose handler makes a call."""
     group, message = dist.new_group(), ""
