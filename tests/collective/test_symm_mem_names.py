@@ -48,6 +48,28 @@ def test_torchs_ops_run_on_cpu_tensors(ranks: Pool, world: int, dtype: torch.dty
     ranks.run(world, torchs_ops, dtype)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fused_all_gather_matmul",
+        "fused_all_gather_scaled_matmul",
+        "fused_matmul_reduce_scatter",
+        "fused_scaled_matmul_reduce_scatter",
+    ],
+)
+def test_every_call_of_torchs_op_is_one_of_ours(name: str) -> None:
+    theirs, ours = (getattr(each, name).default._schema.arguments for each in (ops, torch.ops.symm_overlap))
+    found = {argument.name: argument for argument in ours}
+    positional = [argument.name for argument in ours if not argument.kwarg_only]
+    for index, argument in enumerate(theirs):
+        own = found.pop(argument.name)
+        assert (str(own.type), own.kwarg_only) == (str(argument.type), argument.kwarg_only)
+        assert argument.kwarg_only or positional[index] == argument.name
+        assert own.has_default_value() == argument.has_default_value()
+        assert own.default_value == argument.default_value
+    assert all(added.has_default_value() for added in found.values())
+
+
 def torchs_ops_with_bad_input(me: Rank) -> None:
     symm_overlap.install_as_symm_mem()
     with pytest.raises(ValueError, match=r"\(4, 5\).*\(4, 3\)"):

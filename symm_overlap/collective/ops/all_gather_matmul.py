@@ -215,7 +215,7 @@ def _flop(A_shard: Any, Bs: Any, *_: Any, out_shape: Any, **__: Any) -> int:
 
 
 _SIGNATURE = (
-    "(Tensor A_shard, Tensor[] Bs, int gather_dim, str group_name, Tensor[]? biases=None, *, bool return_A=True) "
+    "(Tensor A, Tensor[] Bs, int gather_dim, str group_name, Tensor[]? biases=None, *, bool return_A=True) "
     "-> (Tensor?, Tensor[])"
 )
 for name, keep_gathered in (("fused_all_gather_matmul", True), ("_fused_all_gather_matmul_save_shard", False)):

@@ -231,7 +231,7 @@ def _flop(A_shard: Any, Bs: Any, *_: Any, out_shape: Any, **__: Any) -> int:
 
 define(
     "fused_all_gather_scaled_matmul",
-    "(Tensor A_shard, Tensor[] Bs, Tensor A_scale, Tensor[] B_scales, int gather_dim, str group_name, "
+    "(Tensor A, Tensor[] Bs, Tensor A_scale, Tensor[] B_scales, int gather_dim, str group_name, "
     "Tensor?[] biases, Tensor?[] result_scales, ScalarType?[] out_dtypes, bool[] use_fast_accum, *, "
     "bool return_A=True) -> (Tensor?, Tensor[])",
     eager=_eager,
