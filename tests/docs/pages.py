@@ -39,7 +39,7 @@ COLUMNS = "110"  # width of the terminal that the pages show
 
 _BLOCK = re.compile(r"(?:<!-- (?P<file>\S+) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
-_PRINTS_THE_SAME = ("symm-overlap plan ", "symm-overlap schedule ", "symm-overlap fsdp ")
+_PRINTS_THE_SAME = ("symm-overlap plan ", "symm-overlap schedule ", "symm-overlap fsdp ", "python -c ")
 """Prefixes of the commands that print the same output every time."""
 
 
@@ -93,7 +93,9 @@ def shown_files() -> list[Block]:
 
 
 def printed_by(block: Block, folder: Path) -> str:
-    """Run the ``symm-overlap`` command of a block in ``folder``. Return its output."""
+    """Run the command of a block in ``folder``. Return its output."""
+    if block.command.startswith("python "):
+        return _by_python(shlex.split(block.command)[1:])
     before, columns = Path.cwd(), os.environ.get("COLUMNS")
     printed = io.StringIO()
     os.chdir(folder)
@@ -112,6 +114,10 @@ def printed_by(block: Block, folder: Path) -> str:
     return printed.getvalue()
 
 
+def _by_python(arguments: list[str]) -> str:
+    return subprocess.run([sys.executable, *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
 def _renewed(block: Block) -> str:
     """Return the text that a block should have."""
     if block.file is not None:
@@ -119,8 +125,7 @@ def _renewed(block: Block) -> str:
     if block.command.startswith(_PRINTS_THE_SAME):
         return f"$ {block.command}\n{printed_by(block, ROOT)}"
     if block.command in PROGRAMS:
-        run = [sys.executable, *block.command.split()[1:]]
-        return f"$ {block.command}\n{subprocess.run(run, cwd=ROOT, check=True, capture_output=True, text=True).stdout}"
+        return f"$ {block.command}\n{_by_python(block.command.split()[1:])}"
     return block.text
 
 
