@@ -20,6 +20,8 @@ from .mistakes import report_errors, require_at_most, require_distinct, write_fi
 _LEGEND = "gather 2 is the gather of layer 2; 2.1 is its second gather"
 _MOST = 50_000
 """The largest number of layers, times the number of steps, times the number of calls that --verify considers."""
+_MOST_SEARCHED = 1000
+"""The largest number of layers, times the number of steps, for the search of ``auto``. It takes half a minute then."""
 _COMPARED = ("default", "depth=0", "depth=1", "depth=2", "depth=4", "auto")
 
 
@@ -160,6 +162,7 @@ def _prefetch(trace: Trace, text: str, options: Options) -> Prefetch:
         return DEFAULT
     policy = policy_of(text)
     if isinstance(policy, Auto):
+        require_at_most(_MOST_SEARCHED, len(trace.layers) * options.rounds, "with the prefetch 'auto', layers * steps")
         return search(trace, None if policy.memory is None else bytes_of(policy.memory), options)
     starts = starts_of(trace)
     return lists(trace, starts, counts_of(trace, starts, policy))

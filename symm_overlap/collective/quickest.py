@@ -38,8 +38,11 @@ def compared(best: Prediction, predictions: Sequence[Prediction]) -> str:
     """Return why the best candidate was chosen, in words."""
     other = min((each for each in predictions if each.path != best.path), key=lambda each: each.total)
     text = f"predicted {best.total:.3f} ms, and {other.total:.3f} ms for {other.candidate.name}"
-    if other.total >= best.total:
-        return text
-    if best.path == "sequential":
-        return f"{text}, which saves less than {1 - REQUIRED_RATIO:.0%} or less than {REQUIRED_SAVING_MS} ms"
-    return f"{text}, which takes the host longer"
+    if other.total < best.total and best.path == "sequential":
+        text += f", which saves less than {1 - REQUIRED_RATIO:.0%} or less than {REQUIRED_SAVING_MS} ms"
+    elif other.total < best.total:
+        text += ", which takes the host longer"
+    alike = min((each for each in predictions if each.path == best.path), key=lambda each: each.total)
+    if alike is not best:
+        text += f"; {alike.candidate.name} saves less than {NEARLY - 1:.0%} and takes the host longer"
+    return text

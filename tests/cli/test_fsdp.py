@@ -117,6 +117,7 @@ def test_image_and_trace_are_written(tmp_path):
         (["--optimizer", "inf"], "--optimizer is inf"),
         (["--optimizer", "-1", "--forward-only"], "--optimizer is -1"),
         (["--other", "-1"], "--other is -1"),
+        (["--layers", "501", "--steps", "2", "--prefetch", "auto"], "layers * steps is 1002: this command works up to"),
         (["--prefetch", "depth"], "prefetch policy 'depth'"),
         (["--layers", "99999999999999"], "layers * steps is 1e+14: this command works up to 50000"),
         (["--svg", "x", "--trace", "x"], "svg and trace are the same file"),

@@ -111,7 +111,9 @@ def has(stage: StageModule, name: str) -> bool:
 
 def shapes_of(tensors: Tensors) -> Hashable:
     """Return a key for look-ups of parts. Traced graphs are valid only for what they were traced with."""
-    return tuple((name, tuple(each.shape), each.stride(), each.dtype) for name, each in sorted(tensors.items()))
+    # By name alone: torch.compile cannot sort pairs with tensors.
+    each = ((name, tensors[name]) for name in sorted(tensors))
+    return tuple((name, tuple(tensor.shape), tensor.stride(), tensor.dtype) for name, tensor in each)
 
 
 def run_of(part: Part, stage: StageModule) -> Callable[[Sequence[Tensor], Tensors], list[Tensor]]:

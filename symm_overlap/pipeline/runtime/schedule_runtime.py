@@ -29,7 +29,7 @@ class PipelineRuntime:
     Collective: every rank of the group creates a runtime with the same arguments, and all ranks run the same steps.
     With the stages as one model, a step does this in plain PyTorch::
 
-        for x, y in zip(args.chunk(m), target.chunk(m)):
+        for x, y in zip(args.tensor_split(m), target.tensor_split(m)):
             (loss(model(x), y) / m).backward()
 
     Args:

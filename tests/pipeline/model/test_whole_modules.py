@@ -137,3 +137,16 @@ def test_hooks_of_modules_run_for_every_microbatch(ranks: Pool) -> None:
     layers = [[f"blocks.{layer}.0", f"blocks.{layer}.1", f"blocks.{layer}"] for layer in range(4)]
     assert first == 2 * ["embed", *layers[0], *layers[1]]
     assert last == 2 * [*layers[2], *layers[3], "head"]
+
+
+def with_compiled_stages(me: Rank) -> None:
+    model, batch = blocks()
+    whole = copy.deepcopy(model)
+    pipe = PipelineModel(model, Block, num_microbatches=4, loss=mean_square, group=me.group).build(**batch)
+    for stage in pipe.stages:
+        stage.module.compile(backend="eager", fullgraph=True)
+    check(pipe, whole, batch)
+
+
+def test_stages_can_be_compiled_each_as_one_graph(ranks: Pool) -> None:
+    ranks.run(2, with_compiled_stages, timeout=120)
