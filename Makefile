@@ -73,7 +73,8 @@ ANY_TORCH := collective/planners pipeline/search \
     $(patsubst %,fsdp/test_%.py,planners slots step_plan) \
     $(patsubst %,pipeline/test_%.py,cost generators lowering step_plan unit_time verify) \
     $(patsubst %,pipeline/runtime/test_%.py,faults waits) \
-    $(patsubst %,runtime/test_%.py,deadlines epoch_slot host_lane interpreter_exit launches shared_memory signal_protocol)
+    $(patsubst %,runtime/test_%.py,call_hash deadlines epoch_slot host_lane interpreter_exit launches open_files shared_memory \
+        signal_protocol store_host waiting_beside_others)
 OF_TORCH := $(addprefix tests/,collective fsdp inductor nn pipeline runtime) \
     $(addprefix --ignore=tests/,$(ANY_TORCH) $(TORCH_ELSEWHERE))
 

@@ -6,7 +6,7 @@ import threading
 
 
 class InMiddleOfCallError(RuntimeError):
-    """Raised if a thread begins a call in the middle of another one that holds the same lock. Nothing of it was done."""
+    """Raised if a thread begins a call in the middle of one that holds the same lock. Nothing was done of it."""
 
 
 class CallLock:

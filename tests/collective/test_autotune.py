@@ -260,6 +260,7 @@ def test_a_table_is_added_to_and_replaced_as_a_whole(tmp_path: Path) -> None:
     two = Tuned(((Candidate("c10d", 2), 1.0), (Candidate("pipelined", 1, 3), 2.5)))
     table.add(file, {"a": one})
     before = file.stat().st_ino
+    assert file.stat().st_mode == file.with_name(".table.json.lock").stat().st_mode, "other users may read it too"
     table.add(file, {"b": two, "c": one})
     assert table.read(file) == {"a": one, "b": two, "c": one}
     assert file.stat().st_ino != before, "a new file must replace it, as someone may be reading it"

@@ -14,8 +14,8 @@ import fcntl
 import json
 import math
 import os
-import tempfile
 import time
+import uuid
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -99,16 +99,16 @@ def add(file: Path, table: Mapping[str, Tuned]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with _in_turn(file):
         calls = {key: encoded(entry) for key, entry in sorted({**read(file), **table}.items())}
-        handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+        name = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
         try:
-            with os.fdopen(handle, "w") as out:
+            with open(name, "x") as out:  # unlike `tempfile`, with the permissions that new files get here
                 json.dump({"format": _FORMAT, "calls": calls}, out, indent=1)
                 out.write("\n")
             with suppress(FileNotFoundError):  # others may share the file
                 os.chmod(name, file.stat().st_mode)
             os.replace(name, file)
         except BaseException:
-            os.unlink(name)
+            name.unlink(missing_ok=True)
             raise
 
 

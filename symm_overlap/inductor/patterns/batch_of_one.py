@@ -10,7 +10,7 @@ from .._torch import known
 from ..graph import aten, value
 from ..writer import SymbolicSizeError, Writer
 
-_OF_MATRICES = {aten.bmm.default: aten.mm.default, aten.baddbmm.default: aten.addmm.default}
+_OF_MATRICES: dict[Any, Any] = {aten.bmm.default: aten.mm.default, aten.baddbmm.default: aten.addmm.default}
 
 
 def unbatch(graph: Graph) -> None:
