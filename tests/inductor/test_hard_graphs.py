@@ -90,7 +90,9 @@ def test_a_users_pass_may_add_nodes_without_values() -> None:
                 node.replace_all_uses_with(relu, delete_user_cb=lambda user, relu=relu: user is not relu)
         graph.owning_module.constant = torch.ones(2)
         with graph.inserting_before(graph.output_node()):
-            graph.call_function(torch.ops.aten.neg.default, (graph.get_attr("constant"),))
+            constant = graph.get_attr("constant")
+            graph.call_function(torch.ops.aten.neg.default, (constant,))
+            graph.call_function(torch.ops.aten.bmm.default, (constant, constant))
 
     def program(world: int, name: str, new: New) -> list[Tensor]:
         return [gather(new(4, 6), world, name) @ new(6, 5), reduce(new(4, 6) @ new(6, 5) + new(4, 5), name)]

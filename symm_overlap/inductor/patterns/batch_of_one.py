@@ -7,7 +7,7 @@ from typing import Any
 from torch.fx import Graph, Node
 
 from .._torch import known
-from ..graph import aten, value
+from ..graph import aten, is_tensor, value
 from ..writer import SymbolicSizeError, Writer
 
 _OF_MATRICES: dict[Any, Any] = {aten.bmm.default: aten.mm.default, aten.baddbmm.default: aten.addmm.default}
@@ -18,7 +18,8 @@ def unbatch(graph: Graph) -> None:
     if not any(getattr(node.target, "namespace", "") == "_c10d_functional" for node in graph.nodes):
         return
     for node in list(graph.nodes):
-        if node.target in _OF_MATRICES and known(value(node).shape[0] == 1):
+        # Nodes of a user's own pass may have no values.
+        if node.target in _OF_MATRICES and all(map(is_tensor, (node, *node.args))) and known(value(node).shape[0] == 1):
             _rewrite(graph, node)
 
 

@@ -167,7 +167,8 @@ class PipelineRuntime:
 
         Raises:
             ValueError: ``norm_type`` is not above 0.
-            RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is set.
+            RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is set; or another rank could not compute
+                its norm. (On GPUs, the norm is infinite in that case, as nothing waits for its value.)
         """
         own = {id(each): each for stage in self._stages.values() for each in stage.module.parameters()}
         elsewhere = self._tied.counted_elsewhere()
