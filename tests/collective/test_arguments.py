@@ -55,7 +55,7 @@ def arguments_of_wrong_types(me: Rank) -> None:
     A, B = t(4, 4), t(4, 4)
     for call, argument in (
         (lambda: symm_overlap.all_gather_matmul(A, [B], 0.0, me.group), "gather_dim"),
-        (lambda: symm_overlap.all_gather_matmul(2.0, [B], 0, me.group), "A_shard"),
+        (lambda: symm_overlap.all_gather_matmul(2.0, [B], 0, me.group), "'A'"),
         (lambda: symm_overlap.matmul_reduce_scatter(A, B, dist.ReduceOp.SUM, 0, me.group), "reduce_op"),
         (lambda: symm_overlap.matmul_all_reduce(A, [B], "sum", me.group), "'B'"),
         (lambda: symm_overlap.all_gather([A], 0, me.group), "A_shard"),

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from ...runtime import are_enqueued
+
 FAILED = -math.inf
 """What a rank sends in place of its norm if it could not compute one."""
 
@@ -48,8 +50,8 @@ def clip_together(
     dist.all_gather(every, own, group=group)
     if failure is not None:
         raise failure
-    # A look at them would stop the host until the GPU has computed them. There, the norm is infinite if a rank failed.
-    if device.type == "cpu" and (failed := [rank for rank, norm in enumerate(every) if norm == FAILED]):
+    # On a GPU, a look at them would stop the host until they are there. The norm is infinite if a rank failed.
+    if not are_enqueued(group, device) and (failed := [rank for rank, norm in enumerate(every) if norm == FAILED]):
         ranks = ", ".join(str(dist.get_global_rank(group, rank)) for rank in failed)
         raise RuntimeError(f"clip_grad_norm_: no gradient was clipped, because it failed on rank {ranks}")
     total: Tensor = torch.linalg.vector_norm(torch.stack(every), norm_type)
