@@ -7,7 +7,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
@@ -66,6 +67,24 @@ def look_at_a_peer_while_another_thread_is_in_the_store(me: Rank) -> None:
     looking.join()
 
 
+@contextmanager
+def handling(handler: Callable[..., None]) -> Iterator[None]:
+    """Let ``handler`` handle the signal of `meet_late`."""
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def meet_late(me: Rank) -> None:
+    """Return at once on rank 0, to which a signal comes while it waits in its next call, and later on the others."""
+    if me.rank == 0:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    else:
+        time.sleep(0.6)
+
+
 def call_in_a_signal_handler(me: Rank, lane: int, handlers: int) -> str:
     """Rank 0 waits for rank 1 in a call, in which a signal arrives whose handler makes a call on another lane."""
 
@@ -73,21 +92,13 @@ def call_in_a_signal_handler(me: Rank, lane: int, handlers: int) -> str:
         with comparing(False), symm_overlap.lane(handlers):
             symm_overlap.all_reduce(ones, "sum", me.group)
 
-    ones, message = torch.ones(4), ""
-    before = signal.signal(signal.SIGUSR1, handler)
-    try:
-        with comparing(False), symm_overlap.lane(lane), symm_overlap.timeout(10):
-            symm_overlap.all_reduce(ones, "sum", me.group)
-            if me.rank == 0:
-                threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-            else:
-                time.sleep(0.6)
-                if handlers != lane:
-                    handler()
-            message = error_of(symm_overlap.all_reduce, ones, "sum", me.group)[1]
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    return message
+    ones = torch.ones(4)
+    with handling(handler), comparing(False), symm_overlap.lane(lane), symm_overlap.timeout(10):
+        symm_overlap.all_reduce(ones, "sum", me.group)
+        meet_late(me)
+        if me.rank == 1 and handlers != lane:
+            handler()
+        return error_of(symm_overlap.all_reduce, ones, "sum", me.group)[1]
 
 
 @pytest.mark.parametrize("other", [False, True])
@@ -110,17 +121,10 @@ def refused_in_a_signal_handler(me: Rank, lane: int) -> tuple[list[str], list[fl
         refused.append(error_of(symm_overlap.all_reduce, ones, "sum", me.group)[1])
 
     ones = torch.ones(4)
-    before = signal.signal(signal.SIGUSR1, handler)
-    try:
-        with comparing(False), symm_overlap.lane(lane), symm_overlap.timeout(10):
-            symm_overlap.all_reduce(ones, "sum", me.group)
-            if me.rank == 0:
-                threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-            else:
-                time.sleep(0.6)
-            return refused, [symm_overlap.all_reduce(ones * n, "sum", me.group)[0].item() for n in range(4)]
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    with handling(handler), comparing(False), symm_overlap.lane(lane), symm_overlap.timeout(10):
+        symm_overlap.all_reduce(ones, "sum", me.group)
+        meet_late(me)
+        return refused, [symm_overlap.all_reduce(ones * n, "sum", me.group)[0].item() for n in range(4)]
 
 
 def test_a_call_that_is_refused_in_a_signal_handler_does_not_count(ranks: Pool, fresh_lane: Callable[[], int]) -> None:
@@ -132,23 +136,15 @@ def test_a_call_that_is_refused_in_a_signal_handler_does_not_count(ranks: Pool, 
 
 def first_call_in_a_signal_handler(me: Rank, handlers: int) -> str:
     """Rank 0 waits for rank 1 in the first call of a group, in which a signal arrives whose handler makes a call."""
-    group, message = dist.new_group(), ""
+    group = dist.new_group()
 
     def handler(*unused: object) -> None:
         with symm_overlap.lane(handlers):
             symm_overlap.all_reduce(torch.ones(4), "sum", group)
 
-    before = signal.signal(signal.SIGUSR1, handler)
-    try:
-        with comparing(False), symm_overlap.timeout(10):
-            if me.rank == 0:
-                threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-            else:
-                time.sleep(0.6)
-            message = error_of(symm_overlap.all_reduce, torch.ones(4), "sum", group)[1]
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    return message
+    with handling(handler), comparing(False), symm_overlap.timeout(10):
+        meet_late(me)
+        return error_of(symm_overlap.all_reduce, torch.ones(4), "sum", group)[1]
 
 
 @pytest.mark.parametrize("lane", [0, 1])

@@ -52,7 +52,7 @@ class RefusedGradients:
             own = not function.__module__.startswith("torch.") or function.__module__.startswith("torch.distributed.")
             if own and torch.is_grad_enabled():
                 self._require_allowed(f"applies {function.__qualname__}, a torch.autograd.Function")
-            return apply.__get__(None, function)(*args, **kwargs)
+            return apply.__get__(None, function)(*args, **kwargs)  # from torch 2.14 on, it has no `__func__`
 
         def register_or_refuse(tensor: Tensor, hook: Any) -> Any:
             self._require_allowed("calls Tensor.register_hook")

@@ -151,11 +151,10 @@ class Parts:
 
 def _sharded_as(own: Any, value: Any) -> Any:
     """Return a whole tensor as a DTensor that is sharded as a stage's own. Other values are returned as they are."""
-    if not isinstance(own, DTensor) or not isinstance(value, Tensor) or isinstance(value, DTensor):
-        return value
-    if own.shape != value.shape:  # the error of load_state_dict names the parameter
-        return value
-    return distribute_tensor(value, own.device_mesh, own.placements, src_data_rank=None)
+    whole = isinstance(value, Tensor) and not isinstance(value, DTensor)
+    if isinstance(own, DTensor) and whole and own.shape == value.shape:  # otherwise load_state_dict names the parameter
+        return distribute_tensor(value, own.device_mesh, own.placements, src_data_rank=None)
+    return value
 
 
 def _warn_of_unused(model: nn.Module, parameters: Sequence[Mapping[str, nn.Parameter]]) -> None:
