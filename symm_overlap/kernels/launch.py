@@ -55,12 +55,7 @@ def launch(
     interpreted = machine.architecture == INTERPRETER
     limit = round(flags.seconds * (_POLLS_PER_SECOND if interpreted else 1_000_000_000))
     given = *arguments, max(1, min(limit, 2**62))
-    options = {
-        "num_warps": configuration.warps,
-        "num_stages": configuration.stages,
-        **constants(configuration, weight, interpreted),
-        **constexprs,
-    }
+    options = {**compiler_options(configuration), **constants(configuration, weight, interpreted), **constexprs}
     if ahead is not None:
         ahead(kernel, *given, **options)
         return
@@ -91,6 +86,16 @@ def _take_turns(run: Callable[[], None], flags: list[Flags]) -> None:
             _interpreting.release()
         if again:
             time.sleep(_PATIENCE)  # otherwise this thread would get the lock again before another one wakes up
+
+
+def compiler_options(configuration: Configuration) -> dict[str, Any]:
+    """Return the options of Triton's compiler."""
+    return {
+        "num_warps": configuration.warps,
+        "num_stages": configuration.stages,
+        # Triton 3.9 says that its default will change. The last bits of products with a scale and a bias would, too.
+        "enable_fp_fusion": True,
+    }
 
 
 def constants(configuration: Configuration, weight: Tensor, interpreted: bool) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from symm_overlap.kernels.configuration import MOST_WEIGHTS, Configuration
-from symm_overlap.kernels.launch import constants
+from symm_overlap.kernels.launch import compiler_options, constants
 
 NAMES = {
     torch.bfloat16: "bf16",
@@ -86,7 +86,7 @@ def compiled(kernel: Any, architecture: int, configuration: Configuration, varia
         if name in sixteenths:
             attributes |= {place: [["tt.divisibility", 16]] for place in places if place not in constexprs}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attributes)
-    return _read(source, architecture, {"num_warps": configuration.warps, "num_stages": configuration.stages})
+    return _read(source, architecture, compiler_options(configuration))
 
 
 def types_of(kernel: Any, configuration: Configuration, variant: Variant) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def types_of(kernel: Any, configuration: Configuration, variant: Variant) -> dic
     return {name: known.get(name, "i32") for name in kernel.arg_names}
 
 
-def _read(source: ASTSource, architecture: int, options: dict[str, int]) -> Compiled:
+def _read(source: ASTSource, architecture: int, options: dict[str, Any]) -> Compiled:
     # Triton's own run of the assembler reports all that is needed. A second run would take as long as the compilation.
     with triton.knobs.compilation.scope(), triton.knobs.nvidia.scope(), redirect_stdout(StringIO()) as printed:
         triton.knobs.compilation.always_compile = True  # a kernel from the cache has no report

@@ -13,6 +13,10 @@ from symm_overlap.kernels.configuration import RESERVED_SHARED_BYTES, SHARED_BYT
 
 pytest.importorskip("triton")
 
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import make_backend
+
+from symm_overlap.kernels.launch import compiler_options
 from tests.kernels.compiled import Compiled, Variant, branches_on, compiled
 
 KERNELS = ("all_gather_matmul", "matmul_reduce_scatter")
@@ -102,3 +106,12 @@ def require_order(name: str, ptx: str, descriptors: bool) -> None:
         counted, raised = ptx.index("atom.global.gpu.acq_rel.add"), ptx.index("atom.global.sys.release.exch")
         assert "bar.sync" in ptx[:counted], "all threads have stored their results before one thread counts the tile"
         assert counted < raised
+
+
+def test_the_last_bit_of_a_product_does_not_depend_on_tritons_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "0")
+    backend = make_backend(GPUTarget("cuda", 90, 32))
+    plain = backend.parse_options({})
+    assert not plain.enable_fp_fusion
+    ours = backend.parse_options(compiler_options(configure(*LARGE, torch.bfloat16, 90)))
+    assert ours.enable_fp_fusion
