@@ -5,12 +5,15 @@ Fake tensors have shapes and dtypes but no memory. A dispatch mode sees every op
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch._guards import detect_fake_mode
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.pipelining.microbatch import TensorChunkSpec
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
@@ -22,6 +25,8 @@ __all__ = [
     "TensorChunkSpec",
     "TorchDispatchMode",
     "TreeSpec",
+    "depends_on_values",
+    "ignoring_new_sizes",
     "keystr",
     "saved_tensors_hooks",
     "tree_flatten",
@@ -33,3 +38,17 @@ __all__ = [
 def saved_tensors_hooks() -> Any:
     """Return the innermost active hooks for tensors that autograd saves, such as the hooks of a checkpoint."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False)
+
+
+def ignoring_new_sizes(args: Any, kwargs: Any) -> AbstractContextManager[object]:
+    """Return a context in which fake tensors may get sizes that depend on values, as rows that a mask selects. The
+    tracer does not look for these sizes in the results of the operator that it traces.
+    """
+    mode = detect_fake_mode((args, kwargs))
+    sizes = None if mode is None else mode.shape_env
+    return nullcontext() if sizes is None else sizes.ignore_fresh_unbacked_symbols()
+
+
+def depends_on_values(tensor: torch.Tensor) -> bool:
+    """True if the size of a fake tensor depends on values."""
+    return bool(free_unbacked_symbols(tensor))

@@ -17,7 +17,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ._torch import OpOverload, TorchDispatchMode, TreeSpec, saved_tensors_hooks, tree_flatten, tree_unflatten
+from ._torch import (
+    OpOverload,
+    TorchDispatchMode,
+    TreeSpec,
+    depends_on_values,
+    ignoring_new_sizes,
+    saved_tensors_hooks,
+    tree_flatten,
+    tree_unflatten,
+)
 from .custom_gradients import RefusedGradients
 from .environment import autocast_state
 from .state import State
@@ -137,6 +146,7 @@ def _watched(record: Call, args: Any, kwargs: Any) -> tuple[Any, _Watch, list[st
     with ExitStack() as stack, _Watch() as watch:
         for device, dtype in record.autocast:  # torch turns it off below the operator
             stack.enter_context(torch.autocast(device, dtype, cache_enabled=False))
+        stack.enter_context(ignoring_new_sizes(args, kwargs))
         outputs = nn.Module.__call__(record.module, *args, **kwargs)
     after = dict(record.module.named_buffers(remove_duplicate=False))
     changed = [n for n, old in before.items() if after.get(n) is not old or _memory(old) in watch.written]
@@ -181,6 +191,11 @@ def _run_on_fakes(tensors: list[Tensor], call: int) -> list[Tensor]:
             f"{record.name} ({_class(record.module)}) returns {error}, which is not a tensor: only tensors, constants "
             "and lists, tuples and dicts of them can pass between layers"
         ) from None
+    if any(depends_on_values(result) for result in results):
+        raise PassedError(
+            f"{record.name} ({_class(record.module)}) returns a tensor whose size depends on the values of tensors, so "
+            "the layers behind it cannot be traced. Let it return all elements, or cut the model with trace=False"
+        )
     returned = {_memory(result) for result in results}
     record.shared = [index for index, tensor in enumerate(tensors) if _memory(tensor) in returned]
     return [torch.empty_like(result) for result in results]

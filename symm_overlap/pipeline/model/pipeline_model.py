@@ -57,9 +57,8 @@ class PipelineModel:
         device: where parameters go. By default they stay where they are, and parameters on the meta device go to
             torch's default device.
         init: called with each module on the meta device whose own tensors need values. By default the module's
-            ``reset_parameters`` is called.
-        state_dict: the state dict of the whole model, for parameters on the meta device. A rank reads only its own
-            part.
+            ``reset_parameters`` is called; with ``state_dict`` only if a buffer is in no state dict.
+        state_dict: the state dict of the whole model, for parameters on the meta device. A rank reads its own part.
         trace: False calls ``first`` modules, layers and ``last`` modules one after another, and does not analyse the
             model's forward.
         first, last, kwargs_of: for ``trace=False``, the names of the modules before and after the layers, and for names
@@ -103,14 +102,13 @@ class PipelineModel:
         self._group, self._transport, self._everywhere = group, transport, loss_on_all_ranks
         layers = layers_of(model, layer_cls, layer_names)
         wanted = None if device is None else torch.device(device)
-        cut: TracedCut | SequentialCut
+        self._cut: TracedCut | SequentialCut
         if trace:
             if first or last or kwargs_of:
                 raise ValueError("first, last and kwargs_of are for trace=False: tracing finds them in the model")
-            cut = TracedCut(model, layers, device_of(model, wanted), self.schedule, partition, costs)
+            self._cut = TracedCut(model, layers, device_of(model, wanted), self.schedule, partition, costs)
         else:
-            cut = SequentialCut(model, layers, self.schedule, partition, costs, first, last, kwargs_of)
-        self._cut = cut
+            self._cut = SequentialCut(model, layers, self.schedule, partition, costs, first, last, kwargs_of)
         rank = dist.get_rank(group)
         self._parts = Parts(model, self.schedule, rank, wanted, device_of(model, wanted), init, state_dict)
         self._mode: bool | None = None  # as the model was, until train() or eval() is called
@@ -185,10 +183,8 @@ class PipelineModel:
         if returned is None:
             return None
         leaves = self._spec.flatten_up_to(returned)  # a constant may have become a list of the microbatches' constants
-        means = [
-            leaf.mean() if scalar and leaf.is_floating_point() else leaf
-            for leaf, scalar in zip(leaves, self._scalars, strict=True)
-        ]
+        pairs = zip(leaves, self._scalars, strict=True)
+        means = [leaf.mean() if scalar and leaf.is_floating_point() else leaf for leaf, scalar in pairs]
         return tree_unflatten(means, self._spec)
 
     def clip_grad_norm_(
@@ -220,7 +216,7 @@ class PipelineModel:
         return (parameter for _, parameter in self.named_parameters())
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Return an iterator over the parameters of this rank, each once, under their names in the whole model."""
+        """Return an iterator over the parameters of this rank, each once, with their names in the whole model."""
         return self._parts.named_parameters()
 
     def state_dict(self) -> dict[str, Any]:
@@ -236,6 +232,12 @@ class PipelineModel:
             RuntimeError: with ``strict``, a tensor of this rank is missing, or shapes differ.
         """
         self._parts.load_state_dict(state_dict, strict)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a PipelineModel cannot be copied or pickled, because it belongs to its process group: make a second one, "
+            "and load the state dict of the first one"
+        )
 
     def _read(self, batch: Mapping[str, Any]) -> Batch:
         return Batch.of(batch, self._target, self._batch_dims, self.schedule.microbatches)
@@ -288,11 +290,9 @@ class PipelineModel:
     def _finish(self, read: Batch, returns: str) -> Callable[[Any, Tensors], Any]:
         target = read.target
 
-        def finish(output: Any, tensors: Tensors) -> Any:
-            result = output
+        def finish(result: Any, tensors: Tensors) -> Any:
             if returns == "loss" and self._loss is not None:
-                (given,) = target.filled(tensors).values()
-                result = self._loss(output, given)
+                result = self._loss(result, *target.filled(tensors).values())
             leaves, self._spec = tree_flatten(result)
             self._scalars = [isinstance(leaf, Tensor) and not leaf.dim() for leaf in leaves]
             return result

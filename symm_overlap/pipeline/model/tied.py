@@ -39,8 +39,9 @@ def tied(stages: Sequence[dict[str, nn.Parameter]]) -> Tied:
 
 
 def all_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Return for the name of every tied parameter of a model all its names."""
+    """Return for the name of every tied parameter or buffer in the state dict of a model all its names."""
     names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
+    values = model.state_dict(keep_vars=True)
+    for name, value in values.items():
+        names.setdefault(id(value), []).append(name)
     return {name: tuple(group) for group in names.values() if len(group) > 1 for name in group}

@@ -5,6 +5,7 @@ Parameters and buffers that have memory already are left unchanged.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,8 +30,8 @@ def materialize(
     """Allocate memory for everything on the meta device, and set values.
 
     Tied tensors stay tied. Values come from the state dict of the whole model. Tensors that it does not contain are set
-    by ``init``, which is called with each module that has such a tensor of its own; the default is
-    ``reset_parameters``.
+    by ``init``, which is called with each module that has such a tensor of its own. The default is
+    ``reset_parameters``, but with a state dict only for tensors that state dicts do not contain.
 
     Raises:
         ValueError: a tensor got no value, or a value of another shape. The message names it.
@@ -44,6 +45,8 @@ def materialize(
                     fresh.add(f"{prefix}.{name}" if prefix else name)
                     _set(module, name, made.setdefault(id(tensor), _with_memory(tensor, device)))
         missing = fresh - _load(stage, fresh, state_dict or {}, names)
+        if state_dict is not None:
+            _require_contained(missing & set(stage.state_dict(keep_vars=True)), state_dict, init)
         _initialize(stage, missing, init)
         _require_values(stage, missing, {id(tensor) for tensor in made.values()})
         _load(stage, fresh, state_dict or {}, names)  # init may have overwritten loaded tensors of the same module
@@ -104,6 +107,20 @@ def _copy(name: str, tensor: Tensor, value: Tensor) -> None:
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}, but shape {tuple(value.shape)} in the state dict")
     with torch.no_grad():
         tensor.copy_(value)
+
+
+def _require_contained(missing: set[str], state_dict: Mapping[str, Tensor], init: Init | None) -> None:
+    """Notice names that differ: a model with random weights would train without an error."""
+    if not missing:
+        return
+    some = f"{', '.join(sorted(missing)[:5])}{', ...' if len(missing) > 5 else ''}"
+    text = f"state_dict= lacks {len(missing)} tensors of this rank: {some}"
+    if init is None:
+        raise ValueError(
+            f"{text}. It has {', '.join(sorted(state_dict)[:5]) or 'nothing'}{', ...' if len(state_dict) > 5 else ''}. "
+            "Give init= too, if these are to be initialised"
+        )
+    warnings.warn(f"{text}. They are initialised by init", stacklevel=2)
 
 
 def _initialize(stage: StageModule, missing: set[str], init: Init | None) -> None:

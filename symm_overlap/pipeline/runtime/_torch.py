@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 __all__ = [
     "PythonNode",
     "ReplicatedByDdp",
+    "accumulation_hooks",
     "ddp_of",
     "donates_buffers",
     "has_hooks",
@@ -71,6 +73,11 @@ def is_reentrant_checkpoint(kind: type) -> bool:
 def has_hooks(tensor: Tensor) -> bool:
     """True if a tensor has a hook from `Tensor.register_hook` that was not removed."""
     return bool(tensor._backward_hooks)
+
+
+def accumulation_hooks(parameter: Tensor) -> dict[int, Callable[[Tensor], object]]:
+    """Return the table in which autograd looks up the hooks from `register_post_accumulate_grad_hook`."""
+    return parameter._post_accumulate_grad_hooks or {}
 
 
 def parameter_groups(module: Any) -> list[Any]:

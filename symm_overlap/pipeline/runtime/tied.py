@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from ...plan import Step
 from ..action import SEND_B
 from ..schedule import Schedule
+from ._torch import accumulation_hooks
 from .c10d_transport import C10dTransport, exchanged_with
 from .message import described
 from .stage import Stage
@@ -116,11 +117,12 @@ class TiedParameters:
         for copy in copies:
             copy.grad = None
         try:
-            yield
-            if copies:
-                self._sum(transport)
-            if confirm is not None:
-                confirm()
+            with _without_hooks(copies) as hooks:
+                yield
+                if copies:
+                    self._sum(transport)
+                if confirm is not None:
+                    confirm()
         except BaseException:
             for copy, gradient in zip(copies, before, strict=True):
                 copy.grad = gradient
@@ -128,6 +130,9 @@ class TiedParameters:
         for copy, gradient in zip(copies, before, strict=True):
             if gradient is not None:
                 copy.grad = gradient if copy.grad is None else gradient.add_(copy.grad)
+        for copy, hook in hooks:
+            if copy.grad is not None:
+                hook(copy)
 
     def _sum(self, transport: C10dTransport | None) -> None:
         """Give every copy the sum of the gradients of all copies, or None if no copy has a gradient."""
@@ -158,6 +163,23 @@ class TiedParameters:
 
     def _copies(self, step: Step) -> tuple[nn.Parameter, ...]:
         return self._ties[_index(step)].mine
+
+
+@contextmanager
+def _without_hooks(copies: Sequence[nn.Parameter]) -> Iterator[list[tuple[nn.Parameter, Callable[[Tensor], object]]]]:
+    """Return a context in which autograd does not call the hooks for accumulated gradients, and these hooks.
+
+    They may be optimizers, and need the gradient of all copies.
+    """
+    registries = [accumulation_hooks(copy) for copy in copies]
+    kept = [dict(registry) for registry in registries]
+    try:
+        for registry in registries:
+            registry.clear()
+        yield [(copy, hook) for copy, hooks in zip(copies, kept, strict=True) for hook in hooks.values()]
+    finally:
+        for registry, hooks in zip(registries, kept, strict=True):
+            registry.update(hooks)
 
 
 def _index(step: Step) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -254,3 +255,24 @@ def by_keyword(me: Rank) -> None:
 
 def test_without_tracing_layers_get_entries_of_the_batch_by_keyword(ranks: Pool) -> None:
     ranks.run(2, by_keyword)
+
+
+def copied(me: Rank) -> None:
+    model, batch, options = make("mlp", 2)
+    pipe = PipelineModel(model, num_microbatches=2, group=me.group, **options).build(**batch)
+    for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(
+            TypeError, match="cannot be copied or pickled, .* make a second one, and load the state dict"
+        ):
+            attempt(pipe)
+    second = PipelineModel(make("mlp", 2)[0], num_microbatches=2, group=me.group, **options).build(**batch)
+    for parameter in second.parameters():
+        nn.init.zeros_(parameter)
+    second.load_state_dict(pipe.state_dict())
+    for (name, mine), (other, first) in zip(second.named_parameters(), pipe.named_parameters(), strict=True):
+        assert name == other
+        torch.testing.assert_close(mine, first, rtol=0, atol=0)
+
+
+def test_a_copy_is_a_second_pipeline(ranks: Pool) -> None:
+    ranks.run(2, copied)

@@ -86,3 +86,39 @@ def test_one_without_tracing(ranks: Pool, what: str) -> None:
         assert re.search("stage 0 changes", str(error.value))
     else:
         ranks.run(2, without_tracing, what)
+
+
+class Scaled(nn.Module):
+    """A layer that multiplies by a buffer."""
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH).double()
+        self.register_buffer("scale", table)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * self.scale
+
+
+class OneTable(nn.Module):
+    """A model whose layers have its own buffer under their own names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.ones(WIDTH, dtype=torch.float64))
+        self.layers = nn.ModuleList(Scaled(self.table) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def keys(me: Rank, trace: bool) -> set[str]:
+    pipe = PipelineModel(OneTable(), num_microbatches=2, group=me.group, layer_names="layers.*", trace=trace)
+    return set(pipe.build(x=reals(4, WIDTH)).state_dict())
+
+
+@pytest.mark.parametrize("trace", [True, False])
+def test_state_dicts_have_all_names_of_a_buffer(ranks: Pool, trace: bool) -> None:
+    assert set().union(*ranks.run(2, keys, trace)) == set(OneTable().state_dict())

@@ -152,3 +152,59 @@ def shapes_differ(me: Rank) -> None:
 
 def test_a_state_dict_of_another_shape_is_refused(ranks: Pool) -> None:
     ranks.run(2, shapes_differ)
+
+
+class Together(nn.Module):
+    """A wrapper, whose state dict has other names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+
+def names_differ(me: Rank, init: bool) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    values = {**Together().state_dict(), f"{me.rank}.bias": torch.ones(4)}
+    own = (lambda module: module.reset_parameters()) if init else None
+    pipe = PipelineModel(model, num_microbatches=2, group=me.group, state_dict=values, init=own)
+    lacks = rf"state_dict= lacks 1 tensors of this rank: {me.rank}\.weight\."
+    if init:
+        with pytest.warns(UserWarning, match=lacks):
+            pipe.build(input=torch.ones(2, 4))
+        assert bool((pipe.stages[0].module.get_parameter(f"{me.rank}.bias") == 1).all())
+    else:
+        with pytest.raises(ValueError, match=rf"{lacks} It has .*, model\.0\.bias, "):
+            pipe.build(input=torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("init", [False, True])
+def test_a_state_dict_with_other_names_is_noticed(ranks: Pool, init: bool) -> None:
+    ranks.run(2, names_differ, init)
+
+
+class Shifted(nn.Linear):
+    """A layer with a buffer that state dicts do not contain."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.register_buffer("shift", torch.ones(4), persistent=False)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if hasattr(self, "shift"):
+            self.shift.fill_(1)
+
+
+def not_in_state_dicts(me: Rank) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(Shifted(), Shifted())
+    values = nn.Sequential(Shifted(), Shifted()).state_dict()
+    pipe = PipelineModel(model, num_microbatches=2, group=me.group, state_dict=values).build(input=torch.ones(2, 4))
+    module = pipe.stages[0].module
+    assert bool((module.get_buffer(f"{me.rank}.shift") == 1).all())
+    torch.testing.assert_close(module.get_parameter(f"{me.rank}.weight"), values[f"{me.rank}.weight"], rtol=0, atol=0)
+
+
+def test_buffers_that_state_dicts_do_not_contain_are_reset(ranks: Pool) -> None:
+    ranks.run(2, not_in_state_dicts)

@@ -52,6 +52,37 @@ def test_parameters_that_are_replaced_stay_tied(ranks: Pool) -> None:
     ranks.run(2, replaced)
 
 
+def stepped(me: Rank, schedule: str, transport: str) -> None:
+    """An optimizer in hooks, which steps and frees each gradient, must get the gradient of all copies."""
+    whole, mine = layers(me, 2), layers(me, 2)
+    whole[1].linear.weight = whole[0].linear.weight
+    tied = [[(0, "linear.weight"), (1, "linear.weight")]]
+    runtime = runtime_of(me, schedule, 1, mine, loss=squared, tied=tied, transport=transport)
+
+    def step(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.data.sub_(parameter.grad, alpha=0.5)
+        parameter.grad = None
+
+    weights = {module.linear.weight for module in [*whole, *mine]}
+    handles = [weight.register_post_accumulate_grad_hook(step) for weight in weights]
+    for number in range(3):
+        if number == 2:
+            for handle in handles:
+                handle.remove()
+        x, target = batch(1, number)
+        reference(whole, x, target, 1)
+        runtime.step(x, target=target)
+        torch.testing.assert_close(mine[me.rank].linear.weight, whole[0].linear.weight, rtol=1e-11, atol=1e-13)
+        assert (mine[me.rank].linear.weight.grad is None) == (number < 2)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("schedule", ["GPipe", "ZB-H1"])
+def test_hooks_of_copies_get_the_gradient_of_all_copies(ranks: Pool, schedule: str, transport: str) -> None:
+    ranks.run(2, stepped, schedule, transport)
+
+
 class Head(nn.Module):
     """A layer that multiplies by a weight of the shape of an embedding's."""
 
