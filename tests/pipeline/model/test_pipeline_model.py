@@ -261,9 +261,7 @@ def copied(me: Rank) -> None:
     model, batch, options = make("mlp", 2)
     pipe = PipelineModel(model, num_microbatches=2, group=me.group, **options).build(**batch)
     for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
-        with pytest.raises(
-            TypeError, match="cannot be copied or pickled, .* make a second one, and load the state dict"
-        ):
+        with pytest.raises(TypeError, match=r"cannot be copied or pickled, .*: make a second one"):
             attempt(pipe)
     second = PipelineModel(make("mlp", 2)[0], num_microbatches=2, group=me.group, **options).build(**batch)
     for parameter in second.parameters():
