@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import Any
 
+from . import _extension as _extension
 from ._version import VERSION
 from .blocks import force_path, lane, sum_order, timeout
 from .collective import (

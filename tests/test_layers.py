@@ -16,6 +16,7 @@ FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*
 
 # The parts of this package that a folder (or file) may import, besides itself. The longest matching name counts.
 BELOW: dict[str, set[str]] = {
+    "_extension": {"_C"},
     "_torch": set(),
     "_version": set(),
     "plan": {"_sim"},
@@ -55,7 +56,7 @@ BELOW: dict[str, set[str]] = {
         ),
         "settings",
     },
-    "__init__": {"_version", "blocks", "collective", "fsdp", "inductor", "nn", "pipeline", "profile"},
+    "__init__": {"_extension", "_version", "blocks", "collective", "fsdp", "inductor", "nn", "pipeline", "profile"},
 }
 
 

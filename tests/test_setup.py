@@ -163,3 +163,26 @@ def test_a_wheel_has_the_whole_package_and_works_in_another_folder(tmp_path: Pat
         assert result.returncode == 0, result.stderr
     assert results[0].stdout.split() == [str(site / "symm_overlap" / "__init__.py"), "0.1.0"]
     assert "train" in results[1].stdout
+
+
+IMPORT_WITHOUT = """
+import importlib.abc, sys
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "symm_overlap._C":
+            raise ImportError(sys.argv[1])
+sys.meta_path.insert(0, Finder())
+import symm_overlap
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [("_C.so: undefined symbol: _ZN3c10", "it was compiled for another torch"), ("No module _C", "it does not load")],
+)
+def test_an_extension_for_another_torch_is_named(error: str, why: str) -> None:
+    command = [sys.executable, "-c", IMPORT_WITHOUT, error]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    last = result.stderr.splitlines()[-1]
+    assert f"cannot be used with torch {torch.__version__}, because {why}. Install symm_overlap again" in last
+    assert last.endswith(f"({error})")

@@ -30,7 +30,11 @@ std::string first_line(const std::string& text) {
 GroupStore::GroupStore(c10d::ProcessGroup& group, const std::string& group_name, const std::string& purpose)
     : group_(group),
       store_(group.getStore()),
-      prologue_("symm_overlap: " + purpose + " of group '" + group_name + "': ") {}
+      prologue_("symm_overlap: " + purpose + " of group '" + group_name + "': ") {
+  TORCH_CHECK_WITH(DistBackendError, store_, prologue_,
+                   "this process group has no store of its own, as groups that are written in Python, or whose ranks "
+                   "are threads. Make a group on a backend of torch (torch.distributed.new_group(backend=...)).");
+}
 
 template <typename Request>
 auto GroupStore::ask(Request&& request) {

@@ -7,6 +7,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -21,6 +22,8 @@
 namespace symm_overlap::cpu {
 
 namespace {
+
+constexpr size_t kPiece = 4 << 20;
 
 std::string reason(int error = errno) {
   return std::strerror(error);
@@ -60,14 +63,17 @@ SharedObject SharedObject::create(size_t bytes, const char* purpose) {
       object.fd_ >= 0, "symm_overlap: cannot create ", mib(bytes), " of shared memory for ", purpose, " in ", shm_dir(),
       ": ", reason(error),
       out_of_files(error) ? kFileAdvice : ". Mount a writable tmpfs there, or set SYMM_OVERLAP_SHM_DIR to one.");
-  do {
-    error = ::posix_fallocate(object.fd_, 0, static_cast<off_t>(bytes));
-  } while (error == EINTR);
-  errno = error;
-  TORCH_CHECK(error == 0, "symm_overlap: asked for ", mib(bytes), " (", bytes, " bytes) of shared memory for ", purpose,
-              ", but ", shm_dir(), " has ", room(), " (", reason(),
-              "). Free symmetric tensors, mount a larger tmpfs (docker run --shm-size=..., or ",
-              "mount -o remount,size=... ", shm_dir(), "), or set SYMM_OVERLAP_SHM_DIR to one with room.");
+  // In pieces: on some kernels a signal undoes a whole request, and a timer would interrupt a large one every time.
+  for (size_t done = 0; done < bytes; done += error == 0 ? kPiece : 0) {
+    error = ::posix_fallocate(object.fd_, static_cast<off_t>(done), static_cast<off_t>(std::min(kPiece, bytes - done)));
+    TORCH_CHECK(error == 0 || error == EINTR, "symm_overlap: asked for ", mib(bytes), " (", bytes,
+                " bytes) of shared memory for ", purpose, ", but ",
+                error == EFBIG ? "files of this process cannot be that large (ulimit -f)"
+                               : shm_dir() + " has " + room() + " (" + reason(error) +
+                                     "). Free symmetric tensors, mount a larger tmpfs (docker run --shm-size=..., or "
+                                     "mount -o remount,size=... " +
+                                     shm_dir() + "), or set SYMM_OVERLAP_SHM_DIR to one with room.");
+  }
   object.bytes_ = bytes;
   object.map("a new object");
   return object;

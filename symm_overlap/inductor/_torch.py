@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,9 +28,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod, PythonMod
 
 __all__ = [
-    "ARITHMETIC",
     "CustomGraphPass",
     "GuardOnDataDependentSymNode",
+    "arithmetic",
     "auto_functionalized",
     "configured_pass",
     "counters",
@@ -135,18 +135,34 @@ def _known_by_division(condition: torch.SymBool) -> bool:
     exact |= {each: sympy.S.Zero for each in expression.atoms(Mod, PythonMod) if divisible(*each.args)}
     if not exact or not isinstance(expression, sympy.Rel):
         return False
+
+    def replaced(part: sympy.Expr) -> sympy.Expr:
+        """Replace quotients in sums and products. Inside another quotient, a fraction would make no sense."""
+        if part in exact:
+            return replaced(exact[part])
+        return part.func(*map(replaced, part.args)) if isinstance(part, (sympy.Add, sympy.Mul)) else part
+
     # torch cannot evaluate fractions, but in equations of sizes they cancel.
-    difference = sympy.expand((expression.lhs - expression.rhs).xreplace(exact))
+    difference = sympy.expand(replaced(expression.lhs - expression.rhs))
     return bool(difference.is_number and expression.func(difference, 0))
 
 
-ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
+def arithmetic(expression: sympy.Expr) -> tuple[Callable[[Any, Any], Any], Sequence[sympy.Expr]] | None:
+    """Return the operator that computes an expression of sizes, and its operands, from left to right. None if it is
+    another function.
+    """
+    if isinstance(expression, sympy.Pow) and expression.exp.is_Integer and expression.exp > 1:
+        return operator.mul, [expression.base] * int(expression.exp)
+    found = _OPERATORS.get(expression.func)
+    return None if found is None else (found, expression.args)
+
+
+_OPERATORS: dict[Any, Callable[[Any, Any], Any]] = {
     sympy.Add: operator.add,
     sympy.Mul: operator.mul,
     FloorDiv: operator.floordiv,
     CleanDiv: operator.floordiv,
 }
-"""What computes an expression of sizes from its arguments, from left to right."""
 
 
 def expression_of(size: torch.SymInt) -> sympy.Expr:

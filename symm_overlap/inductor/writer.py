@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from ._torch import ARITHMETIC, expression_of, known, plain_size, tree_leaves
+from ._torch import arithmetic, expression_of, known, plain_size, tree_leaves
 from .arrangement import Size
 from .graph import aten, is_tensor, same_memory, same_strides, value
 
@@ -161,9 +161,10 @@ class Writer:
             for dim, size in enumerate(value(node).shape if is_tensor(node) else ()):
                 if _is_size(size, expression):
                     return self.call(aten.sym_size.int, node, dim)
-        if (calculate := ARITHMETIC.get(expression.func)) is None:
+        if (found := arithmetic(expression)) is None:
             raise SymbolicSizeError(f"size {expression} cannot be computed from those of the graph")
-        return reduce(partial(self.call, calculate), map(self._computed, expression.args))
+        calculate, operands = found
+        return reduce(partial(self.call, calculate), map(self._computed, operands))
 
     def _earlier(self, depends_on_data: bool = False) -> Iterator[Node]:
         """Yield the nodes before those that are written, of which sizes may be taken.

@@ -184,6 +184,14 @@ class Backend(Protocol):
     def facts(self, device: torch.device) -> dict[str, Any]:
         """Return the facts by which ranks find out whether they can reach each other's memory; see `topology`."""
 
+    def offer(self) -> AbstractContextManager[Any]:
+        """Return a context in which this rank offers memory for a trial, and how peers find it; None if they need no
+        trial.
+        """
+
+    def take(self, offer: Any) -> str:
+        """Return why this process cannot reach what a peer offers. Empty if it can."""
+
     def described(self, device: torch.device, use: bool = True) -> Device:
         """Return the `Device` that decides which costs apply. Its name is empty if this machine has no such device.
 

@@ -20,9 +20,12 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 import symm_overlap
 from symm_overlap.inductor._torch import known
+from symm_overlap.inductor.arrangement import Atom
 from symm_overlap.inductor.choices import Choices
 from symm_overlap.inductor.custom_pass import OverlapPass
+from symm_overlap.inductor.patterns.gathered import permutation
 from symm_overlap.inductor.report import clear, recorded
+from symm_overlap.inductor.writer import SymbolicSizeError
 from tests.collective.test_fake_group import fake_group
 from tests.inductor.tracing import compiled_up_to_the_pass
 from tests.ranks import Pool, Rank
@@ -48,6 +51,10 @@ def scatter_and_gather_the_sequence(x: Tensor, w: Tensor, group: str) -> Tensor:
 
 def scatter_an_einsum(x: Tensor, w: Tensor, group: str) -> Tensor:
     return reduce_scatter_tensor(torch.einsum("bsk,kn->bsn", x, w), "sum", 1, group)
+
+
+def scatter_equal_lengths(x: Tensor, w: Tensor, group: str) -> Tensor:
+    return reduce_scatter_tensor(x.unflatten(2, (-1, 2)) @ w, "sum", 0, group)
 
 
 def gather_twice(x: Tensor, w: Tensor, group: str) -> Tensor:
@@ -106,6 +113,37 @@ def test_symbolic_lengths_are_fused(
     assert (found.shape, found.stride()) == (expected.shape, expected.stride())
     (graph,) = recorded().graphs
     assert graph.fused == fused
+
+
+def test_equal_lengths_that_are_one_symbol() -> None:
+    """Then sizes are powers, and quotients of quotients."""
+    torch._dynamo.reset()
+    clear()
+    x, w = torch.randn(4, 4, 4, K), torch.randn(K, N)
+    with fake_group(2) as group:
+        compiled = compiled_up_to_the_pass(scatter_equal_lengths, OverlapPass(Choices(strict=True)), dynamic=True)
+        found, expected = compiled(x, w, group), scatter_equal_lengths(x, w, group)
+    assert (found.shape, found.stride()) == (expected.shape, expected.stride())
+    assert [graph.fused for graph in recorded().graphs] == [1]
+
+
+def test_a_gather_that_is_rearranged_in_an_unknown_way_is_a_candidate() -> None:
+    def program(x: Tensor, w: Tensor, group: str) -> Tensor:
+        return all_gather_tensor_autograd(x, 3, group).unflatten(2, (-1, 2)) @ w
+
+    torch._dynamo.reset()
+    clear()
+    x = torch.randn(4, 4, 4, K // 2)  # equal lengths are one symbol for torch, and sizes are quotients of quotients
+    with fake_group(2) as group:
+        compiled_up_to_the_pass(program, OverlapPass(Choices()), dynamic=True)(x, torch.randn(K, N), group)
+    assert "the gathered tensor is rearranged in a way that the pass cannot follow" in str(recorded())
+
+
+def test_atoms_that_only_one_side_has_are_no_permutation() -> None:
+    a, b, c = Atom(2), Atom(3), Atom(5)
+    assert permutation([a, b, c], [c, a, b]) == [2, 0, 1]
+    with pytest.raises(SymbolicSizeError):
+        permutation([a, b], [a, b, c])
 
 
 def by_einsum(x: Tensor, w: Tensor) -> Tensor:
@@ -170,3 +208,5 @@ def test_what_is_known_if_nothing_remains() -> None:
     assert not known(s // t * t == s)
     assert not known(s * t // 4 * 4 == s * t)
     assert not known(s // 2 == 4)
+    assert not known(s // 2 // s * s == s // 2)  # a quotient of quotients; a fraction of fractions would be known
+    assert not known(s // (s // 2) == 2)  # s may be 0

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
+from datetime import timedelta
 
+import pytest
 import torch
 import torch.distributed as dist
 
+import symm_overlap
 from symm_overlap._torch import symm_mem
 from tests.ranks import Pool, Rank
 from tests.runtime.symmetric import error_of, make
@@ -74,6 +78,37 @@ def fork_leaves_the_parent_alone(me: Rank) -> None:
     handle.barrier()
 
 
+class InPython(dist.ProcessGroup):
+    """A process group without a store of its own. It passes calls on to gloo."""
+
+    def __init__(self, store: dist.Store, rank: int, world: int, timeout: timedelta) -> None:
+        super().__init__(rank, world)
+        self.gloo = dist.ProcessGroupGloo(store, rank, world, timeout)
+
+    def getBackendName(self) -> str:  # noqa: N802 (torch's name)
+        return "in Python"
+
+    @property
+    def group_name(self) -> str:
+        name: str = dist.distributed_c10d._world.pg_names[self]
+        return name
+
+    def allreduce(self, tensors: list[torch.Tensor], options: dist.AllreduceOptions) -> dist.Work:
+        return self.gloo.allreduce(tensors, options)
+
+
+def written_in_python(me: Rank) -> None:
+    dist.Backend.register_backend("symm_overlap_test", InPython, devices=["cpu"])
+    no_store = r"this process group has no store .*written in Python"
+    for path, reason in ((nullcontext(), no_store), (symm_overlap.force_path("c10d"), f"{no_store}|No backend type")):
+        group = dist.new_group(backend="symm_overlap_test")
+        total = torch.ones(2)
+        dist.all_reduce(total, group=group)
+        assert total.tolist() == [2, 2]
+        with path, pytest.raises(dist.DistBackendError, match=reason):
+            symm_overlap.all_reduce(torch.ones(2), "sum", group)
+
+
 def test_groups_over_one_tensor_do_not_meet(fresh_ranks: Callable[..., Pool]) -> None:
     """Signals and barriers of groups that share a tensor do not mix."""
     groups = [(0, 1), (1, 2), (0, 2)]
@@ -87,3 +122,7 @@ def test_a_group_made_again_under_the_same_name_is_another_group(fresh_ranks: Ca
 
 def test_a_forked_child_does_not_disturb_its_parent(ranks: Pool) -> None:
     ranks.run(2, fork_leaves_the_parent_alone)
+
+
+def test_a_group_written_in_python_is_refused(fresh_ranks: Callable[..., Pool]) -> None:
+    fresh_ranks(2).run(2, written_in_python)

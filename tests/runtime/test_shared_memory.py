@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import threading
@@ -180,6 +181,17 @@ def test_a_full_file_system_is_refused_with_what_was_asked_and_what_there_is(
     assert f"{folder} has 2.0 MiB free of 2.0 MiB" in message
     assert f"remount,size=... {folder}" in message
     assert "SYMM_OVERLAP_SHM_DIR" in message
+
+
+def with_small_files(me: Rank) -> tuple[str, str]:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * MIB, resource.RLIM_INFINITY))
+    return allocate(me, 9 * MIB)
+
+
+def test_a_limit_of_the_size_of_files_is_named(fresh_ranks: Callable[..., Pool]) -> None:
+    ((kind, message),) = fresh_ranks(1).run(1, with_small_files)
+    assert kind == "RuntimeError"
+    assert message.endswith("but files of this process cannot be that large (ulimit -f)")
 
 
 def test_a_folder_that_cannot_hold_memory_is_named(fresh_ranks: Callable[..., Pool]) -> None:

@@ -124,6 +124,8 @@ class AllGather:
             users = (user for node in gathered.nodes for user in node.users)
             reason = next(filter(None, map(why_no_matmul, users)), "")
             reason = reason or Quantised(self.graph, self.node).reason or why_not_first(gathered)
+            if not reason and any(matmul_of(user) for node in gathered.lost for user in node.users):
+                reason = "the gathered tensor is rearranged in a way that the pass cannot follow"
             self.candidate = bool(reason)
             why = "no matmul uses the gathered tensor on its left, or as the gradient of a weight does"
             raise SkipError(reason or why)

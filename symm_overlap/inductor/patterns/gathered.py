@@ -4,7 +4,7 @@ chunks."""
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from torch.fx import Node
 from .._torch import known
 from ..arrangement import Arrangement, Atom, Dimension, Size, atoms_of, of_shape, size_of, whole
 from ..graph import SAME, aten, step_of, value
-from ..writer import Writer
+from ..writer import SymbolicSizeError, Writer
 from .pattern import c10d
 
 _SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.slice.Tensor, operator.getitem)
@@ -50,6 +50,7 @@ class Gathered:
         ranks: the atom whose index is the rank.
         nodes: every node that has all gathered elements, with its arrangement.
         through: nodes on the way to one of these, such as chunks.
+        lost: nodes that have all gathered elements, in an arrangement that is not known.
     """
 
     def __init__(self, node: Node) -> None:
@@ -58,6 +59,7 @@ class Gathered:
         self.ranks = Atom(node.args[1])  # type: ignore[arg-type]
         self.nodes: dict[Node, Arrangement] = {}
         self.through: set[Node] = set()
+        self.lost: set[Node] = set()
         if not any(known(size == 0) for size in value(node).shape):
             first, *others = of_shape(value(self.shard).shape)
             self._follow(node, ((self.ranks, *first), *others))
@@ -72,7 +74,9 @@ class Gathered:
                 self._follow(user, arrangement)
             elif step is not None and step.source is node:
                 found = step.arrange(arrangement)
-                if found is not None and user not in self.nodes:
+                if found is None:
+                    self.lost.update(_same_elements(user))
+                elif user not in self.nodes:
                     self.through.update(step.through)
                     self._follow(user, found)
             elif user.target in CHUNKS:
@@ -100,7 +104,7 @@ class Gathered:
         base, order, shard = self._base(), rows.of_shard, write.of_dtype(self.shard, dtype)
         if order != base:
             atoms = write.reshape(shard, [atom.size for atom in base])
-            shard = write.call(aten.permute.default, atoms, [base.index(atom) for atom in order])
+            shard = write.call(aten.permute.default, atoms, permutation(base, order))
         before, after, columns = (size_of(part) for part in (rows.before, rows.after, rows.columns))
         if rows.last:
             return write.reshape(shard, [before, columns]), 1
@@ -114,8 +118,27 @@ class Gathered:
         flat = atoms_of(self.nodes[node])
         if flat != order:
             atoms = write.reshape(A, [atom.size for atom in order])
-            A = write.call(aten.permute.default, atoms, [order.index(atom) for atom in flat])
+            A = write.call(aten.permute.default, atoms, permutation(order, flat))
         return write.like(A, node)
+
+
+def _same_elements(node: Node) -> Iterator[Node]:
+    yield node
+    for user in node.users:
+        step = step_of(user)
+        if step is not None and step.source is node:
+            yield from _same_elements(user)
+
+
+def permutation(given: Sequence[Atom], wanted: Sequence[Atom]) -> list[int]:
+    """Return the order that makes ``wanted`` of ``given``.
+
+    Raises:
+        SymbolicSizeError: they are not the same atoms, because of one it is not known whether its size is 1.
+    """
+    if set(given) != set(wanted):
+        raise SymbolicSizeError("it is not known which dimensions have size 1")
+    return [given.index(atom) for atom in wanted]
 
 
 def sizes_ahead(rows: Rows, world: Size) -> Sequence[Size]:

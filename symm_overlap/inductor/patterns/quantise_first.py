@@ -17,6 +17,7 @@ from ..arrangement import Arrangement, atoms_of
 from ..graph import aten, value
 from ..moved import of_parts
 from ..writer import SymbolicSizeError, Writer
+from .gathered import permutation
 from .pattern import c10d
 from .quantised import LARGEST, MOVED_FIRST, Quantised
 
@@ -106,7 +107,7 @@ class _Shards:
         order = [atom for atom in order if atom in flat]
         if flat != order:
             whole = write.reshape(whole, [atom.size for atom in order])
-            whole = write.call(aten.permute.default, whole, [order.index(atom) for atom in flat])
+            whole = write.call(aten.permute.default, whole, permutation(order, flat))
         return write.like(whole, node)
 
     def largest(self, node: Node) -> Node:

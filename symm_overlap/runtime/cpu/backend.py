@@ -4,9 +4,11 @@ and which output memory is reused.
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +55,46 @@ class CpuBackend:
                 "set SYMM_OVERLAP_SHM_DIR to a writable tmpfs, or force_path('c10d') to do without shared memory"
             )
         return {"memory": "shared", "reaches": ["shared"], "shares": True}
+
+    @contextmanager
+    def offer(self) -> Iterator[list[int]]:
+        """See `Backend.offer`. Peers open shared memory in the same way (csrc/cpu/shared_object.cpp).
+
+        Raises:
+            RuntimeError: this process cannot create shared memory.
+        """
+        folder = _C.shm_dir()
+        try:
+            file = os.open(folder, os.O_TMPFILE | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise RuntimeError(
+                f"cannot create shared memory in {folder}: {error.strerror}. Set SYMM_OVERLAP_SHM_DIR to a writable "
+                "tmpfs, or force_path('c10d') to do without shared memory"
+            ) from None
+        try:
+            found = os.fstat(file)
+            yield [os.getpid(), file, found.st_dev, found.st_ino]
+        finally:
+            os.close(file)
+
+    def take(self, offer: list[int]) -> str:
+        """See `Backend.take`.
+
+        Raises:
+            OSError: this process has too many open files.
+        """
+        pid, number, device, inode = offer
+        path = f"/proc/{pid}/fd/{number}"
+        try:
+            found = os.stat(path)  # before it is opened: it may be something else, of another process
+            if (found.st_dev, found.st_ino) != (device, inode):
+                return f"{path} is another file here"
+            os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
+            return f"{path}: {error.strerror}"
+        return ""
 
     def described(self, device: torch.device, use: bool = True) -> Device:
         """Return the model name of the processor."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,14 @@ class CudaBackend:
         ]
         shares = os.environ.get("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES") == "1"  # otherwise torch's rendezvous fails
         return {"memory": gpus[here], "reaches": reaches, "shares": shares}
+
+    def offer(self) -> AbstractContextManager[None]:
+        """See `Backend.offer`: the driver has said which GPUs can be reached."""
+        return nullcontext()
+
+    def take(self, offer: Any) -> str:
+        """See `Backend.take`."""
+        return ""
 
     def described(self, device: torch.device, use: bool = True) -> Device:
         """See `Backend.described`."""
