@@ -134,7 +134,7 @@ def permutation(given: Sequence[Atom], wanted: Sequence[Atom]) -> list[int]:
     """Return the order that makes ``wanted`` of ``given``.
 
     Raises:
-        SymbolicSizeError: they are not the same atoms, because of one it is not known whether its size is 1.
+        SymbolicSizeError: they are not the same atoms: of one of them it is not known whether its size is 1.
     """
     if set(given) != set(wanted):
         raise SymbolicSizeError("it is not known which dimensions have size 1")
