@@ -23,7 +23,7 @@ def test_a_choice_between_layers_is_found_with_its_line_and_the_way_out() -> Non
 
 
 def test_a_batch_that_does_not_fit_is_told_without_advice_for_another_mistake() -> None:
-    with pytest.raises(TraceError, match=r"TypeError: .*unexpected keyword argument 'inputs'$"):
+    with pytest.raises(TraceError, match=r"TypeError: .*argument 'inputs'(\. Did you mean 'input'\?)?$"):
         Stages(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)), {"inputs": reals(2, WIDTH)}, (1, 1))
 
 
