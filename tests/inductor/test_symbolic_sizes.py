@@ -210,3 +210,5 @@ def test_what_is_known_if_nothing_remains() -> None:
     assert not known(s // 2 == 4)
     assert not known(s // 2 // s * s == s // 2)  # a quotient of quotients; a fraction of fractions would be known
     assert not known(s // (s // 2) == 2)  # s may be 0
+    assert t % 3 == 0  # another guard
+    assert known(s // 2 * t // 3 * 6 == s * t)  # a quotient of a product of quotients
