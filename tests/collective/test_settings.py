@@ -133,7 +133,8 @@ def blocks_inside_a_compiled_function_are_refused(me: Rank) -> None:
             with block(1):
                 return scatter()
 
-        with pytest.raises(Exception, match="cannot be in a compiled graph"):
+        # On Python 3.10, Dynamo reads the end of the block too, and names what it cannot trace there.
+        with pytest.raises(Exception, match=r"cannot be in a compiled graph|method `get` of class `ContextVar`"):
             torch.compile(function, fullgraph=True, backend="eager")()
     compiled = torch.compile(scatter, fullgraph=True, backend="aot_eager")
     with symm_overlap.lane(1), symm_overlap.timeout(20), symm_overlap.force_path("sequential"):

@@ -45,6 +45,29 @@ def a_bucket_in_which_one_tensor_is_not_multiplied(world: int, name: str, new: N
     return bucket[:, :24].reshape(-1, 6) @ new(6, 5), bucket[:, 24:]
 
 
+@skipped("what is reduced is not a whole product of a matmul, nor a sum with one", candidate=False)
+def a_bucket_of_two_all_reduces_of_two_dtypes(world: int, name: str, new: New) -> Any:
+    one, two = new(4, 6).half() @ new(6, 5).half(), new(3, 2) @ new(2, 5)
+    bucket = reduce(torch.cat([one.view(-1), two.view(-1)]), name)
+    return bucket[:20].view(4, 5), bucket[20:].view(3, 5)
+
+
+@skipped("what is reduced is not a whole product of a matmul, nor a sum with one", candidate=False)
+def a_bucket_of_two_sums_of_two_dtypes(world: int, name: str, new: New) -> Any:
+    one, two = new(2 * world, 3) @ new(3, 4), new(world, 6).half() @ new(6, 5).half()
+    bucket = torch.cat([one.view(world, -1), two.view(world, -1)], 1).view(-1)
+    first, second = scatter(bucket, world, name).split_with_sizes([8, 5])
+    return second.view(1, 5), first.view(2, 4)
+
+
+@skipped("no matmul uses the gathered tensor", candidate=False)
+def a_bucket_of_two_gathers_of_two_dtypes(world: int, name: str, new: New) -> Any:
+    one, two = new(4, 6).half(), new(2, 3)
+    bucket = gather(torch.cat([one.flatten(), two.flatten()]), world, name).view(world, -1)
+    first, second = bucket.split_with_sizes([24, 6], 1)
+    return first.reshape(4 * world, 6) @ new(6, 5), second.reshape(2 * world, 3) @ new(3, 4)
+
+
 @skipped("no matmul uses the gathered tensor", candidate=False)
 def a_bucket_that_is_cut_elsewhere(world: int, name: str, new: New) -> Any:
     bucket = gather(torch.cat([new(4, 6).view(-1), new(2, 3).view(-1)]), world, name).view(world, 30)

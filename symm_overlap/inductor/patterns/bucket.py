@@ -56,7 +56,8 @@ def _bucket(node: Node) -> Node | None:
     if dim % value(bucket).dim() != int(rows) or (rows and not known(value(bucket).shape[0] == node.args[2])):
         return None
     fits = all(isinstance(value(piece).shape[-1], int) and value(piece).dim() == 1 + rows for piece in pieces)
-    return bucket if fits and len(pieces) > 1 else None
+    alike = all(value(piece).dtype == value(bucket).dtype for piece in pieces)  # cat promotes other dtypes
+    return bucket if fits and alike and len(pieces) > 1 else None
 
 
 def _taken(node: Node, sizes: list[int]) -> dict[Node, int] | None:
