@@ -1,4 +1,4 @@
-"""Ranks of one host may still be unable to open each other's memory. They find that out, and do without."""
+"""Whether ranks can reach each other's memory: from facts, and on CPU by a trial. If not, they do without."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 import symm_overlap
 from symm_overlap.runtime.cpu import backend
 from symm_overlap.runtime.cpu.backend import CpuBackend
+from symm_overlap.runtime.topology import _facts, in_reach
 from tests.ranks import Pool, Rank
 from tests.runtime.test_open_files import spare_files
 
@@ -114,3 +116,40 @@ def test_a_folder_without_nameless_files_is_named(monkeypatch: pytest.MonkeyPatc
         CpuBackend().offer(),
     ):
         pass
+
+
+def test_ranks_are_in_reach_when_each_reaches_the_memory_of_each() -> None:
+    """Ranks are in reach of each other if all are on one host and each can access every rank's memory."""
+    cpu = {"host": "a", "memory": "shared", "reaches": ["shared"], "shares": True}
+    assert in_reach([cpu, cpu])
+    assert not in_reach([cpu, {**cpu, "host": "b"}])
+    gpus = [{"host": "a", "memory": f"gpu{own}", "reaches": ["gpu0", "gpu1"], "shares": False} for own in range(2)]
+    assert in_reach(gpus)
+    alone = [{**gpu, "reaches": [gpu["memory"]]} for gpu in gpus]  # each process sees only its own GPU
+    assert not in_reach(alone)
+    assert not in_reach([gpus[0], alone[1]])
+
+
+def test_ranks_on_one_gpu_are_in_reach_only_if_torch_lets_them_share_it() -> None:
+    gpu = {"host": "a", "memory": "gpu0", "reaches": ["gpu0"], "shares": True}
+    assert in_reach([gpu, gpu])
+    assert not in_reach([gpu, {**gpu, "shares": False}])
+
+
+def test_a_rank_on_a_gpu_tells_of_its_tensors_device_not_of_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank reports facts about the device of its tensors, not about the current CUDA device."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"gpu{device}", name=f"GPU {device}")
+    )
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda here, index: (here, index) == (2, 1))
+    for value, shares in ((None, False), ("0", False), ("1", True)):
+        monkeypatch.delenv("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", raising=False)
+        if value is not None:
+            monkeypatch.setenv("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", value)
+        for interprets in ("0", "1"):
+            monkeypatch.setenv("TRITON_INTERPRET", interprets)
+            fact = _facts(torch.device("cuda", 2))
+            assert fact["device"] == ("GPU cuda:2", False, interprets == "0")
+        assert (fact["memory"], fact["reaches"], fact["shares"]) == ("gpu2", ["gpu1", "gpu2"], shares)
