@@ -98,7 +98,8 @@ def _tried(state: GroupState, device: torch.device, offers: Sequence[Any]) -> bo
     for rank, answer in enumerate(answers):
         if "unusable" in answer:
             raise RuntimeError(f"symm_overlap: rank {rank}: {answer['unusable']}")
-    for rank, why in failures.items():
+    if failures:
+        rank, why = next(iter(failures.items()))
         warnings.warn(
             f"symm_overlap: rank {state.rank} of group {state.name!r} cannot open memory of rank {rank}: {why}. So the "
             "ranks use the path c10d. To share memory, they must have the same user, group, capabilities and user "
@@ -106,7 +107,6 @@ def _tried(state: GroupState, device: torch.device, offers: Sequence[Any]) -> bo
             RuntimeWarning,
             stacklevel=2,
         )
-        break
     return not any(answer["failed"] for answer in answers)
 
 

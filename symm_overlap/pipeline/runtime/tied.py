@@ -101,6 +101,7 @@ class TiedParameters:
         self, transport: C10dTransport | None, backward: bool, confirm: Callable[[], object] | None = None
     ) -> Iterator[None]:
         """Return a context in which the step runs. At its end, the gradients that the step has added are summed.
+        Then the copies' hooks for accumulated gradients are called.
 
         Gradients of earlier steps, which are sums already, are put aside while the step runs. After an error, they are
         restored.
