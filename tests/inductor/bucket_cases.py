@@ -65,7 +65,7 @@ def a_bucket_of_two_gathers_of_two_dtypes(world: int, name: str, new: New) -> An
     one, two = new(4, 6).half(), new(2, 3)
     bucket = gather(torch.cat([one.flatten(), two.flatten()]), world, name).view(world, -1)
     first, second = bucket.split_with_sizes([24, 6], 1)
-    return first.reshape(4 * world, 6) @ new(6, 5), second.reshape(2 * world, 3) @ new(3, 4)
+    return first.reshape(4 * world, 6) @ new(6, 5).float(), second.reshape(2 * world, 3) @ new(3, 4).float()
 
 
 @skipped("no matmul uses the gathered tensor", candidate=False)
