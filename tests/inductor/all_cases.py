@@ -9,6 +9,7 @@ from tests.inductor import (
     skipped_cases,
     stride_cases,
     sum_cases,
+    written_cases,
 )
 from tests.inductor.cases import CASES
 
@@ -22,4 +23,5 @@ __all__ = [
     "skipped_cases",
     "stride_cases",
     "sum_cases",
+    "written_cases",
 ]

@@ -67,28 +67,6 @@ def both_matrices_are_gathered(world: int, name: str, new: New) -> Any:
     return whole @ whole.relu()[:6]
 
 
-@skipped("copy_.default writes into a tensor that the fused op would use")
-def gathered_is_overwritten(world: int, name: str, new: New) -> Any:
-    whole = gather(new(4, 6), world, name)
-    product = whole @ new(6, 5)
-    return product, whole.copy_(new(4 * world, 6))
-
-
-@skipped("copy_.default writes into a tensor that the fused op would use")
-def the_weight_is_overwritten(world: int, name: str, new: New) -> Any:
-    weight = new(6, 5)
-    product = scatter(new(4 * world, 6) @ weight, world, name)
-    return product, weight.copy_(new(6, 5))
-
-
-@skipped("copy_.default writes into a tensor that the fused op would use")
-def a_factor_of_a_sum_is_overwritten(world: int, name: str, new: New) -> Any:
-    x = new(2 * world, 6)
-    total = x @ new(6, 5) + new(2 * world, 3) @ new(3, 5)
-    after = x.copy_(new(2 * world, 6))
-    return reduce(total, name), after
-
-
 @skipped("the products that are added have different numbers of columns")
 def products_of_different_widths_are_added(world: int, name: str, new: New) -> Any:
     return reduce((new(2 * world, 3) @ new(3, 6)).view(4 * world, 3) + new(4 * world, 5) @ new(5, 3), name)
@@ -155,13 +133,6 @@ def a_view_of_a_product_without_elements(world: int, name: str, new: New) -> Any
 @skipped("the op rejects it: a tensor is torch.int64, and the ops multiply and add only floating numbers")
 def a_matmul_of_integers(world: int, name: str, new: New) -> Any:
     return reduce(new(6, 4).long() @ new(4, 5).long(), name)
-
-
-@skipped("copy_.default writes into a tensor that the fused op would use")
-def the_weight_is_a_view_of_what_is_overwritten(world: int, name: str, new: New) -> Any:
-    parameter = new(5, 6)
-    product = gather(new(4, 6), world, name) @ parameter.t()
-    return product, parameter.copy_(new(5, 6))
 
 
 @skipped("something of another shape or dtype is added to a product before it is reduced")

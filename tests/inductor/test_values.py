@@ -27,9 +27,10 @@ def same_values(me: Rank, names: list[str], dtype: torch.dtype) -> None:
         inputs = inputs_of(program, me.world, me.group_name, dtype, seed=me.rank)
         graph = traced(program, me.world, me.group_name, inputs)
         changed, _ = overlapped(graph)
-        expected = torch.utils._pytree.tree_leaves(graph(*[tensor.clone() for tensor in inputs]))
+        written, also_written = ([tensor.clone() for tensor in inputs] for _ in range(2))
+        expected = torch.utils._pytree.tree_leaves(graph(*written))
         with comparing(False):
-            found = torch.utils._pytree.tree_leaves(changed(*[tensor.clone() for tensor in inputs]))
+            found = torch.utils._pytree.tree_leaves(changed(*also_written))
         assert len(found) == len(expected), name
         # Copies stay copies: the program may write to an output without changing another one.
         assert shared(found) <= shared(expected), name
@@ -37,6 +38,7 @@ def same_values(me: Rank, names: list[str], dtype: torch.dtype) -> None:
             assert torch.equal(one, other), name
             assert one.dtype == other.dtype, name
             assert strides(one) == strides(other), name
+        assert all(map(torch.equal, written, also_written)), name
 
 
 @pytest.mark.parametrize(

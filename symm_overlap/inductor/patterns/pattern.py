@@ -162,8 +162,8 @@ def arranged(start: Arrangement, path: Iterable[Node]) -> Arrangement:
 
 
 def require_unwritten(nodes: Iterable[Node]) -> None:
-    """Raise SkipError if an operation anywhere in the graph writes into one of these tensors, or into a tensor that one
-    of them may be a view of.
+    """Raise SkipError if an operation in the graph writes into one of these tensors, or into a tensor that one of them
+    may be a view of. What is written into inputs at the very end of the graph does no harm.
     """
     seen: set[Node] = set()  # a sum may have one tensor, with all its users, as very many of its terms
     for node in nodes:
@@ -171,7 +171,7 @@ def require_unwritten(nodes: Iterable[Node]) -> None:
         while viewed is not None and viewed not in seen:
             seen.add(viewed)
             for user in viewed.users:
-                if writes(user, viewed):
+                if writes(user, viewed) and not _at_the_end(user):
                     raise SkipError(f"{user.target} writes into a tensor that the fused op would use")
             step = step_of(viewed)
             viewed = None if step is None else step.source
@@ -190,6 +190,17 @@ def writes(user: Node, node: Node) -> bool:
         and (given is node or (isinstance(given, (list, tuple)) and any(item is node for item in given)))
         for argument, given in passed
     )
+
+
+def _at_the_end(node: Node) -> bool:
+    """True if this node and all later ones only write into inputs of the graph.
+
+    torch.compile puts there what a program writes into its inputs, such as parameters and buffers. A fused op comes
+    before: it depends on nodes that come before, and is written where the last of them was.
+    """
+    while node.target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder":  # type: ignore[union-attr]
+        node = node.next
+    return node.op == "output"
 
 
 def positions(graph: Graph) -> dict[Node, int]:
