@@ -26,7 +26,7 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from ..collective import all_gather_matmul, matmul_reduce_scatter
 from .gradients import contiguous_gradient, matmul_to_replicated, replicated_matmuls, summed_gradients, transposed
-from .layouts import dim_of, even_or_whole, is_shard, same, to_local_input, to_output
+from .layouts import dim_of, even_or_whole, is_shard, require_tensor, same, to_local_input, to_output
 from .offer import Offer, offered, with_offers
 from .sharding import local_of, sharded
 
@@ -43,7 +43,8 @@ class Layout:
         mesh, group: the one-dimensional mesh of ranks, and the name of its group.
         input, output: the layouts of the input (if it is not a DTensor) and of the output.
         use_local_output: whether the output is this rank's local tensor instead of a DTensor.
-        parts: how many equal outputs, side by side, form the output of a column-parallel layer.
+        parts: how many equal outputs, side by side, form the output of a column-parallel layer, or how many equal
+            inputs form the input of a row-parallel one.
         transposed: whether the weight has shape (in, out), as in ``Conv1D``, instead of (out, in).
         contiguous: whether a column-parallel layer's output is made contiguous. The computed output has the gathered
             dimension first in memory.
@@ -118,12 +119,20 @@ class Row(Layout):
 
     @cached_property
     def placements(self) -> tuple[Placement, Placement]:
-        """How the weight and the bias are sharded: every rank has the whole bias."""
-        return sharded(0 if self.transposed else 1), Replicate()
+        """How the weight and the bias are sharded: each of the layer's inputs is, and every rank has the whole bias."""
+        return sharded(0 if self.transposed else 1, self.parts), Replicate()
+
+    def local_input(self, x: Tensor) -> Tensor:
+        """Return this rank's part of the input."""
+        require_tensor(x)
+        dims = x.dim()
+        wanted = sharded(dims - 1, self.parts)
+        given = wanted if same(self.input, LAST, dims) else self.input
+        return to_local_input(x, self.mesh, given, lambda layout, x: same(layout, wanted, dims), wanted)[0]
 
     def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
         """Return this layer's output."""
-        local, _ = to_local_input(x, self.mesh, self.input, lambda layout, x: same(layout, LAST, x.dim()), LAST)
+        local = self.local_input(x)
         weight = self.weight(module)
         bias = self.bias(module)
         if is_shard(self.output):

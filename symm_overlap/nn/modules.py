@@ -122,29 +122,23 @@ class ColumnParallelLinear(_ParallelLinear):
         """
         made = cls.__new__(cls)
         nn.Module.__init__(made)
-        outputs = linear.out_features if out_features is None else out_features
-        if _sum(outputs) != linear.out_features:
-            raise ValueError(
-                f"out_features {outputs} add up to {_sum(outputs)}, but the linear has {linear.out_features}"
-            )
-        made._lay_out(outputs, mesh, sequence_dim, contiguous)
+        made._lay_out(_given(out_features, linear.out_features, "out_features"), mesh, sequence_dim, contiguous)
         return made._shard_parameters(linear, src_data_rank)
 
     def _lay_out(
         self, out_features: int | Sequence[int], mesh: DeviceMesh, sequence_dim: int | None, contiguous: bool
     ) -> None:
         require_mesh(mesh, "ColumnParallelLinear")
-        sizes = [out_features] if isinstance(out_features, int) else list(out_features)
-        if len(set(sizes)) != 1:
-            raise ValueError(
-                f"ColumnParallelLinear: several outputs of one weight must have one size, not {sizes}: use one layer "
-                "for each, and call them by symm_overlap.nn.column_parallel, which gathers once"
-            )
-        require_shards(sum(sizes), len(sizes), mesh, "ColumnParallelLinear: out_features")
+        parts = _parts(
+            out_features,
+            "ColumnParallelLinear: several outputs of one weight",
+            ", and call them by symm_overlap.nn.column_parallel, which gathers once",
+        )
+        require_shards(_sum(out_features), parts, mesh, "ColumnParallelLinear: out_features")
         given = Replicate() if sequence_dim is None else Shard(sequence_dim)
-        self.parallel = Column(mesh, group_name(mesh), given, LAST, True, parts=len(sizes), contiguous=contiguous)
+        self.parallel = Column(mesh, group_name(mesh), given, LAST, True, parts=parts, contiguous=contiguous)
         self.several = not isinstance(out_features, int)
-        refuse_wrong_checkpoints(self, len(sizes), mesh)
+        refuse_wrong_checkpoints(self, parts, mesh)
         without_offer(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -165,7 +159,8 @@ class RowParallelLinear(_ParallelLinear):
         y = (reduce_scatter(y, "sum", sequence_dim) if sequence_dim is not None else all_reduce(y)) + linear.bias
 
     Args:
-        in_features: the layer's inputs on all ranks together.
+        in_features: the layer's inputs on all ranks together. A list, such as ``[64, 64]``, says that several inputs of
+            equal sizes, side by side, form the input. Each is sharded.
         out_features, bias, device, dtype: as for ``nn.Linear``. With device "meta", call ``to_empty`` and
             ``reset_parameters`` later.
         mesh: DeviceMesh of one dimension.
@@ -183,7 +178,7 @@ class RowParallelLinear(_ParallelLinear):
 
     def __init__(
         self,
-        in_features: int,
+        in_features: int | Sequence[int],
         out_features: int,
         bias: bool = True,
         *,
@@ -194,23 +189,31 @@ class RowParallelLinear(_ParallelLinear):
     ) -> None:
         super().__init__()
         self._lay_out(in_features, mesh, sequence_dim)
-        self._shard_parameters(nn.Linear(in_features, out_features, bias, device, dtype), None)
+        self._shard_parameters(nn.Linear(_sum(in_features), out_features, bias, device, dtype), None)
 
     @classmethod
     def from_linear(
-        cls, linear: nn.Linear, *, mesh: DeviceMesh, sequence_dim: int | None = None, src_data_rank: int | None = 0
+        cls,
+        linear: nn.Linear,
+        *,
+        mesh: DeviceMesh,
+        sequence_dim: int | None = None,
+        in_features: int | Sequence[int] | None = None,
+        src_data_rank: int | None = 0,
     ) -> RowParallelLinear:
         """Return the layer with the parameters of ``linear``; see `ColumnParallelLinear.from_linear`."""
         made = cls.__new__(cls)
         nn.Module.__init__(made)
-        made._lay_out(linear.in_features, mesh, sequence_dim)
+        made._lay_out(_given(in_features, linear.in_features, "in_features"), mesh, sequence_dim)
         return made._shard_parameters(linear, src_data_rank)
 
-    def _lay_out(self, in_features: int, mesh: DeviceMesh, sequence_dim: int | None) -> None:
+    def _lay_out(self, in_features: int | Sequence[int], mesh: DeviceMesh, sequence_dim: int | None) -> None:
         require_mesh(mesh, "RowParallelLinear")
-        require_shards(in_features, 1, mesh, "RowParallelLinear: in_features")
+        parts = _parts(in_features, "RowParallelLinear: several inputs of one weight")
+        require_shards(_sum(in_features), parts, mesh, "RowParallelLinear: in_features")
         wanted = Replicate() if sequence_dim is None else Shard(sequence_dim)
-        self.parallel = Row(mesh, group_name(mesh), LAST, wanted, True)
+        self.parallel = Row(mesh, group_name(mesh), LAST, wanted, True, parts=parts)
+        refuse_wrong_checkpoints(self, parts, mesh)
 
     def forward(self, input: Tensor) -> Tensor:
         """See the class."""
@@ -218,5 +221,21 @@ class RowParallelLinear(_ParallelLinear):
         return output
 
 
-def _sum(out_features: int | Sequence[int]) -> int:
-    return out_features if isinstance(out_features, int) else sum(out_features)
+def _sum(features: int | Sequence[int]) -> int:
+    return features if isinstance(features, int) else sum(features)
+
+
+def _given(features: int | Sequence[int] | None, whole: int, name: str) -> int | Sequence[int]:
+    """Return the sizes of what forms the features of a linear layer. Raises ValueError if they do not add up."""
+    features = whole if features is None else features
+    if _sum(features) != whole:
+        raise ValueError(f"{name} {features} add up to {_sum(features)}, but the linear has {whole}")
+    return features
+
+
+def _parts(features: int | Sequence[int], what: str, how: str = "") -> int:
+    """Return how many equal parts form the features. Raises ValueError if their sizes differ."""
+    sizes = [features] if isinstance(features, int) else list(features)
+    if len(set(sizes)) != 1:
+        raise ValueError(f"{what} must have one size, not {sizes}: use one layer for each{how}")
+    return len(sizes)

@@ -2,7 +2,7 @@
 
 The shards equal those of torch's own styles, so checkpoints, optimizers and `full_tensor` work as they do there. If a
 model computes several outputs as one, such as q, k and v of GPT-2's ``c_attn``, each output is sharded: rank r has its
-part of each, one below the other. torch calls this a strided shard.
+part of each, one below the other. So are several inputs that are concatenated. torch calls this a strided shard.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ def _refuse_sharded_twice(module: nn.Module, state_dict: Any, prefix: str, *unus
     for name, parameter in module.named_parameters(recurse=False):
         if isinstance(parameter, DTensor) and parameter.device_mesh.ndim > 1:
             raise RuntimeError(
-                f"state dict: {prefix}{name} has several outputs side by side (parts), of which each is sharded, and "
-                "FSDP2 shards it again: torch would compute wrong values for the whole. Save parameter.to_local() of "
-                "each rank, use a layer for each output, or do not apply FSDP2 to this layer"
+                f"state dict: {prefix}{name} has several outputs or inputs side by side (parts), of which each is "
+                "sharded, and FSDP2 shards it again: torch would compute wrong values for the whole. Save "
+                "parameter.to_local() of each rank, use a layer for each, or do not apply FSDP2 to this layer"
             )
 
 
@@ -108,9 +108,9 @@ def _refuse_blocks(module: nn.Module, state_dict: dict[str, Any], prefix: str, m
 
         def refuse(*args: Any, name: str = prefix + name) -> Any:
             raise RuntimeError(
-                f"torch.distributed.checkpoint: {name} has several outputs side by side (parts), of which each is "
-                "sharded: torch would store or load the wrong rows. Use a full state dict, by get_model_state_dict and "
-                "set_model_state_dict with StateDictOptions(full_state_dict=True)"
+                f"torch.distributed.checkpoint: {name} has several outputs or inputs side by side (parts), of which "
+                "each is sharded: torch would store or load the wrong values. Use a full state dict, by "
+                "get_model_state_dict and set_model_state_dict with StateDictOptions(full_state_dict=True)"
             )
 
         if isinstance(value, DTensor):

@@ -87,6 +87,8 @@ class RowwiseParallel(parallel.RowwiseParallel):
     outputs of the ranks add up to the layer's output, and each contains an equal part of the bias.
 
     Args:
+        parts: how many equal inputs, side by side, form the layer's input, such as outputs of several layers that are
+            concatenated. Each input is sharded.
         input_layouts, output_layouts, use_local_output: as in torch's style.
 
     Raises:
@@ -97,14 +99,20 @@ class RowwiseParallel(parallel.RowwiseParallel):
 
     _prepare_output_fn = staticmethod(_arrived)
 
+    def __init__(self, *, parts: int = 1, **layouts: Any) -> None:
+        super().__init__(**layouts)
+        self.parts = parts
+
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         require_mesh(device_mesh, "RowwiseParallel")
         if isinstance(module, nn.Embedding):
             return _embedding(super()._apply, module, device_mesh)
         transposed = _transposed(module, "RowwiseParallel")
         inputs = _weight_shape(module)[0 if transposed else 1]
-        require_shards(inputs, 1, device_mesh, f"RowwiseParallel: {type(module).__name__} with in_features")
-        return _install(Row, self, module, device_mesh, transposed)
+        require_shards(inputs, self.parts, device_mesh, f"RowwiseParallel: {type(module).__name__} with in_features")
+        _install(Row, self, module, device_mesh, transposed, parts=self.parts)
+        refuse_wrong_checkpoints(module, self.parts, device_mesh)
+        return module
 
 
 def _transposed(module: Any, style: str) -> bool:

@@ -43,6 +43,8 @@ def styles(me: Rank) -> None:
     rejects(ColwiseParallel(), nn.Linear(4, 7), ValueError, "out_features 7: 7 cannot be shared evenly by 2 ranks")
     rejects(ColwiseParallel(parts=3), nn.Linear(4, 9), ValueError, "out_features 9: 3 in each of 3 parts cannot be")
     rejects(ColwiseParallel(parts=3), nn.Linear(4, 8), ValueError, "out_features 8 cannot be cut into 3 equal parts")
+    rejects(RowwiseParallel(parts=3), nn.Linear(9, 4), ValueError, "in_features 9: 3 in each of 3 parts cannot be")
+    rejects(RowwiseParallel(parts=3), nn.Linear(8, 4), ValueError, "in_features 8 cannot be cut into 3 equal parts")
     rejects(RowwiseParallel(), nn.Linear(7, 4), ValueError, "in_features 7: 7 cannot be shared evenly by 2 ranks")
     for style in (ColwiseParallel(), RowwiseParallel()):
         for module in (nn.LayerNorm(4), OwnLinear(4, 4), nn.Conv1d(4, 4, 1)):
@@ -84,12 +86,16 @@ def layers(me: Rank) -> None:
             parallelize_module(parametrized, mesh, style)
     with pytest.raises(ValueError, match="several outputs of one weight must have one size"):
         ColumnParallelLinear(4, [4, 2], mesh=mesh)
+    with pytest.raises(ValueError, match="several inputs of one weight must have one size"):
+        RowParallelLinear([4, 2], 4, mesh=mesh)
     with pytest.raises(ValueError, match="out_features 7"):
         ColumnParallelLinear(4, 7, mesh=mesh)
     with pytest.raises(ValueError, match="in_features 7"):
         RowParallelLinear(7, 4, mesh=mesh)
     with pytest.raises(ValueError, match=r"out_features \[4, 4\] add up to 8, but the linear has 4"):
         ColumnParallelLinear.from_linear(nn.Linear(4, 4), mesh=mesh, out_features=[4, 4])
+    with pytest.raises(ValueError, match=r"in_features \[4, 4\] add up to 8, but the linear has 4"):
+        RowParallelLinear.from_linear(nn.Linear(4, 4), mesh=mesh, in_features=[4, 4])
     with pytest.raises(TypeError, match="Linear is not column-parallel"):
         column_parallel(torch.ones(2, 4), [nn.Linear(4, 4)])
     with pytest.raises(ValueError, match="at least one module"):
