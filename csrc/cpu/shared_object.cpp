@@ -44,6 +44,20 @@ std::string room() {
   return mib(double(fs.f_bavail) * fs.f_frsize) + " free of " + mib(double(fs.f_blocks) * fs.f_frsize);
 }
 
+// Why space could not be reserved, and what to do.
+std::string why_not_reserved(int error) {
+  if (error == EFBIG) {
+    return "files of this process cannot be that large (ulimit -f)";
+  }
+  if (error == EPERM || error == ENOSYS || error == EOPNOTSUPP) {
+    return "this process may not reserve space in " + shm_dir() + " (" + reason(error) +
+           "). If a sandbox filters system calls, allow fallocate.";
+  }
+  return shm_dir() + " has " + room() + " (" + reason(error) +
+         "). Free symmetric tensors, mount a larger tmpfs (docker run --shm-size=..., or mount -o remount,size=... " +
+         shm_dir() + "), or set SYMM_OVERLAP_SHM_DIR to one with room.";
+}
+
 }  // namespace
 
 const std::string& shm_dir() {
@@ -67,12 +81,7 @@ SharedObject SharedObject::create(size_t bytes, const char* purpose) {
   for (size_t done = 0; done < bytes; done += error == 0 ? kPiece : 0) {
     error = ::posix_fallocate(object.fd_, static_cast<off_t>(done), static_cast<off_t>(std::min(kPiece, bytes - done)));
     TORCH_CHECK(error == 0 || error == EINTR, "symm_overlap: asked for ", mib(bytes), " (", bytes,
-                " bytes) of shared memory for ", purpose, ", but ",
-                error == EFBIG ? "files of this process cannot be that large (ulimit -f)"
-                               : shm_dir() + " has " + room() + " (" + reason(error) +
-                                     "). Free symmetric tensors, mount a larger tmpfs (docker run --shm-size=..., or "
-                                     "mount -o remount,size=... " +
-                                     shm_dir() + "), or set SYMM_OVERLAP_SHM_DIR to one with room.");
+                " bytes) of shared memory for ", purpose, ", but ", why_not_reserved(error));
   }
   object.bytes_ = bytes;
   object.map("a new object");

@@ -57,7 +57,7 @@ def explain(
         raise ValueError("explain: pass either world or group")
     if device is None:
         device = "cuda" if group is None else _device_of(group)
-    world = state.world if world is None else world  # type: ignore[union-attr]
+    world = as_int(world) if state is None else state.world  # type: ignore[arg-type]
     if op not in OPS:
         raise ValueError(f"explain({op!r}): allowed are {', '.join(sorted(OPS))}")
     m, n, k = as_int(m), as_int(n), as_int(k)
@@ -66,7 +66,7 @@ def explain(
             f"explain: m={m}, n={n}, k={k}, world={world}, device={device!r}: sizes must be at least 0, world at least "
             f"1, and device {' or '.join(TRAITS)}"
         )
-    if dtype not in DTYPES and op != "all_gather":
+    if dtype not in DTYPES and not (op == "all_gather" and isinstance(dtype, torch.dtype)):
         raise TypeError(f"explain: dtype is {dtype}: supported are {', '.join(map(str, DTYPES))}")
     _require_shareable(OPS[op], m, n, k, world, last_dim)
     described = problem(op, m, n, k, dtype, world, device, last_dim=last_dim)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from ._torch import known
+from ._torch import known, tree_leaves
 from .arrangement import Arrangement, Size, moved, permuted, viewed
 
 aten = torch.ops.aten
@@ -56,6 +56,16 @@ def same_memory(one: Node, other: Node) -> bool:
     """True if two tensors are in the same memory, as a tensor and its views are."""
     first, second = (value(node).untyped_storage()._cdata for node in (one, other))
     return bool(first == second)
+
+
+def share_memory(one: Node, other: Node) -> bool:
+    """True if a tensor of one node is in the same memory as a tensor of the other. A node may have several tensors."""
+    return not _memories(one).isdisjoint(_memories(other))
+
+
+def _memories(node: Node) -> set[int]:
+    tensors = (each for each in tree_leaves(node.meta.get("val")) if isinstance(each, Tensor))
+    return {each.untyped_storage()._cdata for each in tensors if each.layout is torch.strided}
 
 
 def is_ours(node: Node) -> bool:

@@ -71,7 +71,8 @@ def bad_accesses(order: Order) -> Iterator[Problem]:
                         yield _race(order, other, number, region)
                 if unit.write < 0 or order.where[unit.write].call != at.call:
                     unit.fresh = []
-                again = unit.write >= 0 and order.where[unit.write] is at  # a collective that has arrived and leaves
+                # A collective that has arrived and leaves has two numbers.
+                again = unit.write not in (-1, number) and order.where[unit.write] is at
                 if unit.readers[-1:] != [number] and not again:
                     unit.fresh.append(number)
                 unit.write = number

@@ -7,7 +7,7 @@ from .backends import TRAITS, backend_of
 from .call_lock import InMiddleOfCallError
 from .costs import Device, DeviceCosts, costs_of, record_of
 from .group import GroupState, state_of
-from .lane import PIPELINE_LANES, Lane, NotCapturedError, NotPreparedError
+from .lane import Lane, NotCapturedError, NotPreparedError, lane_of_pipelines
 from .lane_group import are_enqueued, lane_group, message_group, wire_device
 from .lasting_memory import lasting
 from .merged import meets_in_kernels
@@ -37,7 +37,6 @@ from .work import (
 )
 
 __all__ = [
-    "PIPELINE_LANES",
     "TRAITS",
     "Add",
     "AwaitFlag",
@@ -73,6 +72,7 @@ __all__ = [
     "costs_of",
     "direct_access",
     "lane_group",
+    "lane_of_pipelines",
     "lasting",
     "meets_in_kernels",
     "message_group",

@@ -33,13 +33,16 @@ from .script import Script
 _MOST_KEPT = 256  # kinds of calls
 
 
-PIPELINE_LANES = 1 << 20
-"""Lanes of pipelines are numbered from here on, those of the ops from 0."""
+def lane_of_pipelines(index: int) -> int:
+    """Return the index of the lane of pipelines that the user calls ``index``. It is below 0, and those of the ops are
+    not.
+    """
+    return -1 - index
 
 
 def name_of_lane(index: int) -> str:
     """Return how to name a lane to the user, who gives the lanes of pipelines and those of ops the same numbers."""
-    return f"lane {index}" if index < PIPELINE_LANES else f"lane {index - PIPELINE_LANES} of pipelines"
+    return f"lane {index}" if index >= 0 else f"lane {-1 - index} of pipelines"
 
 
 class NotCapturedError(RuntimeError):

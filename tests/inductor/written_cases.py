@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from tests.inductor.cases import New, fused, gather, reduce, scatter, skipped
 
 
@@ -68,3 +70,50 @@ def the_weight_is_a_view_of_what_is_overwritten(world: int, name: str, new: New)
 def a_product_is_overwritten_at_the_end(world: int, name: str, new: New) -> Any:
     product = new(4 * world, 6) @ new(6, 5)
     return scatter(product, world, name), product.copy_(new(4 * world, 5))
+
+
+@skipped("add_.Tensor writes into a tensor that the fused op would use")
+def a_row_of_the_gathered_tensor_is_changed(world: int, name: str, new: New) -> Any:
+    whole = gather(new(4, 6), world, name)
+    whole.select(0, 1).add_(1)
+    return whole @ new(6, 5)
+
+
+@skipped("mul_.Tensor writes into a tensor that the fused op would use")
+def a_chunk_of_the_product_is_changed(world: int, name: str, new: New) -> Any:
+    product = new(2 * world, 6) @ new(6, 5)
+    product.split(world)[1].mul_(2)
+    return reduce(product, name)
+
+
+@skipped("copy_.default writes into a tensor that the fused op would use")
+def the_weight_is_a_part_of_what_is_overwritten(world: int, name: str, new: New) -> Any:
+    weights = new(2, 6, 5)
+    product = gather(new(4, 6), world, name) @ weights[1]
+    weights.copy_(new(2, 6, 5))
+    return product, weights.relu()
+
+
+@skipped("copy_.default writes into a tensor that the fused op would use")
+def the_weight_shares_memory_with_what_is_overwritten(world: int, name: str, new: New) -> Any:
+    first, second = new(2, 6, 5).unbind()
+    product = scatter(new(4 * world, 6) @ first, world, name)
+    second.copy_(new(6, 5))
+    return product, second.relu()
+
+
+@skipped("what is reduced is not a whole product of a matmul, nor a sum with one", candidate=False)
+def a_piece_of_a_bucket_is_overwritten(world: int, name: str, new: New) -> Any:
+    one, two = new(4, 6) @ new(6, 5), new(3, 2) @ new(2, 5)
+    bucket = torch.cat([one.view(-1), two.view(-1)])
+    two.mul_(2)
+    whole = reduce(bucket, name)
+    return whole[:20].view(4, 5), whole[20:].view(3, 5), two
+
+
+@skipped("mul_.Tensor writes into a tensor that the fused op would use")
+def what_was_copied_is_changed(world: int, name: str, new: New) -> Any:
+    product = new(2 * world, 6) @ new(6, 5)
+    copy = product.clone()
+    product.mul_(2)
+    return reduce(copy, name)

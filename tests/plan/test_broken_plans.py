@@ -133,6 +133,8 @@ def test_an_output_is_written_once_but_may_be_added_to():
     write, add = Step("consume", "s", writes=(X,)), Step("consume", "s", reads=(X,), writes=(X,))
     join = Step("join", "s", reads=(X,))
     assert kinds_of(one_rank(FORK, write, write, join)) == ["written twice"]
+    for writes in ((X, X), (X, Region("x", 0, 0, 2))):  # by one step
+        assert kinds_of(one_rank(FORK, Step("consume", "s", writes=writes), join)) == ["written twice"]
     assert kinds_of(one_rank(FORK, write, add, add, join)) == []
 
 

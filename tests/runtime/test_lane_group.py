@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from symm_overlap.runtime.lane import PIPELINE_LANES, name_of_lane
+from symm_overlap.runtime.lane import lane_of_pipelines, name_of_lane
 
 lane_group: Any = import_module("symm_overlap.runtime.lane_group")  # the package has a function of this name
 
@@ -32,7 +32,7 @@ def test_an_error_of_torch_is_told_with_the_lane(error: Exception, monkeypatch: 
 
 def test_lanes_have_the_numbers_that_the_user_gives() -> None:
     assert name_of_lane(3) == "lane 3"
-    assert name_of_lane(PIPELINE_LANES + 3) == "lane 3 of pipelines"
+    assert name_of_lane(lane_of_pipelines(3)) == "lane 3 of pipelines"
 
 
 def test_a_deadline_says_that_not_all_ranks_came(monkeypatch: pytest.MonkeyPatch) -> None:

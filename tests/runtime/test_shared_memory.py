@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
+import platform
 import resource
 import signal
+import struct
 import subprocess
 import threading
 import time
@@ -192,6 +196,27 @@ def test_a_limit_of_the_size_of_files_is_named(fresh_ranks: Callable[..., Pool])
     ((kind, message),) = fresh_ranks(1).run(1, with_small_files)
     assert kind == "RuntimeError"
     assert message.endswith("but files of this process cannot be that large (ulimit -f)")
+
+
+def without_fallocate(me: Rank) -> tuple[str, str]:
+    """Allocate under a filter of system calls (BPF) that answers fallocate with EPERM, as sandboxes do."""
+    load, equal, give = 0x20, 0x15, 0x06  # opcodes of BPF
+    number, forbid, allow = 285, 0x50000 | errno.EPERM, 0x7FFF0000
+    code = [(load, 0, 0, 0), (equal, 0, 1, number), (give, 0, 0, forbid), (give, 0, 0, allow)]
+    packed = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in code))
+    program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code), ctypes.addressof(packed)))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0  # no new privileges, which lets any user set a filter
+    assert libc.prctl(22, 2, program, 0, 0) == 0, ctypes.get_errno()
+    return allocate(me, MIB)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the number of fallocate is that of x86-64")
+def test_a_sandbox_that_forbids_to_reserve_memory_is_named(fresh_ranks: Callable[..., Pool]) -> None:
+    ((kind, message),) = fresh_ranks(1).run(1, without_fallocate)
+    assert kind == "RuntimeError"
+    assert "may not reserve space in /dev/shm (Operation not permitted)" in message
+    assert message.endswith("allow fallocate.")
 
 
 def test_a_folder_that_cannot_hold_memory_is_named(fresh_ranks: Callable[..., Pool]) -> None:

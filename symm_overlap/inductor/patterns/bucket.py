@@ -24,7 +24,7 @@ from ..graph import VIEWS, aten, value
 from ..writer import Writer
 from .all_gather import AllGather
 from .all_reduce import AllReduce
-from .pattern import Pattern, c10d
+from .pattern import Pattern, c10d, is_unwritten
 from .reduce_scatter import ReduceScatter
 
 _PATTERNS: tuple[type[Pattern], ...] = (AllGather, ReduceScatter, AllReduce)
@@ -54,6 +54,8 @@ def _bucket(node: Node) -> Node | None:
     pieces: Sequence[Node] = bucket.args[0]
     dim = bucket.args[1] if len(bucket.args) > 1 else 0
     if dim % value(bucket).dim() != int(rows) or (rows and not known(value(bucket).shape[0] == node.args[2])):
+        return None
+    if not is_unwritten(pieces):
         return None
     fits = all(isinstance(value(piece).shape[-1], int) and value(piece).dim() == 1 + rows for piece in pieces)
     alike = all(value(piece).dtype == value(bucket).dtype for piece in pieces)  # cat promotes other dtypes

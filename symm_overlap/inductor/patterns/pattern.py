@@ -16,7 +16,7 @@ from ...collective.registration import size_of_group
 from .._torch import GuardOnDataDependentSymNode
 from ..arrangement import Arrangement, Size
 from ..choices import Choices
-from ..graph import step_of
+from ..graph import share_memory, step_of
 from ..groups import choice_in
 from ..writer import SymbolicSizeError, Writer
 from .casts import is_cast
@@ -162,19 +162,29 @@ def arranged(start: Arrangement, path: Iterable[Node]) -> Arrangement:
 
 
 def require_unwritten(nodes: Iterable[Node]) -> None:
-    """Raise SkipError if an operation in the graph writes into one of these tensors, or into a tensor that one of them
-    may be a view of. What is written into inputs at the very end of the graph does no harm.
+    """Raise SkipError if an operation in the graph writes into the memory of one of these tensors. What is written
+    into inputs at the very end of the graph does no harm.
     """
-    seen: set[Node] = set()  # a sum may have one tensor, with all its users, as very many of its terms
-    for node in nodes:
-        viewed: Node | None = node
-        while viewed is not None and viewed not in seen:
-            seen.add(viewed)
-            for user in viewed.users:
-                if writes(user, viewed) and not _at_the_end(user):
-                    raise SkipError(f"{user.target} writes into a tensor that the fused op would use")
-            step = step_of(viewed)
-            viewed = None if step is None else step.source
+    seen: set[Node] = set()
+    left = list(nodes)
+    while left:
+        node = left.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        for user in node.users:
+            if writes(user, node) and not _at_the_end(user):
+                raise SkipError(f"{user.target} writes into a tensor that the fused op would use")
+        left += [each for each in (*node.all_input_nodes, *node.users) if share_memory(each, node)]
+
+
+def is_unwritten(nodes: Iterable[Node]) -> bool:
+    """False if `require_unwritten` raises."""
+    try:
+        require_unwritten(nodes)
+    except SkipError:
+        return False
+    return True
 
 
 def writes(user: Node, node: Node) -> bool:

@@ -8,7 +8,7 @@ from torch.fx import Graph, Node
 
 from ..graph import aten, is_tensor, same_shape, same_strides, value
 from .casts import has_product
-from .pattern import SkipError, require_unwritten
+from .pattern import is_unwritten
 
 
 def drop_zeros(graph: Graph) -> None:
@@ -16,9 +16,7 @@ def drop_zeros(graph: Graph) -> None:
     for node in list(graph.nodes):
         if _adds_zero(node) and node.users and all(user.target is aten.add.Tensor for user in node.users):
             tensor: Any = node.args[0]
-            try:
-                require_unwritten([tensor])  # otherwise the sum holds what was in the tensor before
-            except SkipError:
+            if not is_unwritten([tensor]):  # the sum holds what was in the tensor before
                 continue
             node.replace_all_uses_with(tensor)
             graph.erase_node(node)

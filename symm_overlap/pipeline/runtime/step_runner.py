@@ -21,7 +21,7 @@ from torch import Tensor
 from ... import _C
 from ...plan import InlineStreams, Plan, Streams, Table, execute
 from ...plan.ranges import range_of_call
-from ...runtime import PIPELINE_LANES, Lane, around, backend_of, direct_access, message_group, ranged, state_of
+from ...runtime import Lane, around, backend_of, direct_access, lane_of_pipelines, message_group, ranged, state_of
 from ...settings import Settings, current
 from ..csv_text import write_csv
 from ..schedule import Schedule
@@ -118,7 +118,7 @@ class StepRunner:
                 self._run(mode.through_library, run, {}, InlineStreams())
             return run
         settings = current()
-        lane = self._state.lane(self._group, self._device, PIPELINE_LANES + settings.lane_index)
+        lane = self._state.lane(self._group, self._device, lane_of_pipelines(settings.lane_index))
         if lane.workspace.capturing():  # tests/pipeline/test_step_plan.py shows the deadlock
             raise RuntimeError(
                 "a pipeline step cannot be captured in a CUDA graph, which may start a wait for a peer ahead of what "
