@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from ._torch import known, tree_leaves
+from ._torch import known
 from .arrangement import Arrangement, Size, moved, permuted, viewed
 
 aten = torch.ops.aten
@@ -20,6 +20,9 @@ SINGLE = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsque
 PARTS = (aten.expand.default, aten.select.int, aten.slice.Tensor)
 """Ops that take or repeat parts of a tensor. If the result has as many elements, it is a view of the whole tensor."""
 SAME = (aten.clone.default, aten.contiguous.default, aten.alias.default, aten.detach.default)
+
+_UNDECLARED_VIEWS = (operator.getitem, aten._unsafe_view.default, torch.ops._c10d_functional.wait_tensor.default)
+"""Ops whose result may be in the memory of their argument, though their schema does not say so."""
 
 
 def value(node: Node) -> Tensor:
@@ -58,14 +61,33 @@ def same_memory(one: Node, other: Node) -> bool:
     return bool(first == second)
 
 
-def share_memory(one: Node, other: Node) -> bool:
-    """True if a tensor of one node is in the same memory as a tensor of the other. A node may have several tensors."""
-    return not _memories(one).isdisjoint(_memories(other))
+def writes(user: Node, node: Node) -> bool:
+    """True if ``user`` writes into its argument ``node``."""
+    return any(alias.is_write for alias in _aliases(user, node))
 
 
-def _memories(node: Node) -> set[int]:
-    tensors = (each for each in tree_leaves(node.meta.get("val")) if isinstance(each, Tensor))
-    return {each.untyped_storage()._cdata for each in tensors if each.layout is torch.strided}
+def may_view(user: Node, node: Node) -> bool:
+    """True if the result of ``user`` may be in the memory of its argument ``node``.
+
+    The fake tensors do not tell it: those of nodes behind a replaced node are views of that of the replaced one.
+    """
+    return user.target in _UNDECLARED_VIEWS or any(True for _ in _aliases(user, node))
+
+
+def _aliases(user: Node, node: Node) -> Iterator[Any]:
+    """Yield what the schema of ``user`` says of its arguments that are ``node`` and are written, or that are in the
+    memory of a result.
+    """
+    schema = getattr(user.target, "_schema", None)
+    if schema is None:
+        return
+    passed = list(zip(schema.arguments, user.args, strict=False))
+    passed += [(argument, user.kwargs[argument.name]) for argument in schema.arguments if argument.name in user.kwargs]
+    for argument, given in passed:
+        if argument.alias_info is not None and (
+            given is node or (isinstance(given, (list, tuple)) and any(item is node for item in given))
+        ):
+            yield argument.alias_info
 
 
 def is_ours(node: Node) -> bool:

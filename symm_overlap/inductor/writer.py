@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 
 from ._torch import arithmetic, expression_of, known, plain_size, tree_leaves
 from .arrangement import Size
-from .graph import aten, is_tensor, same_memory, same_strides, value
+from .graph import aten, is_tensor, may_view, same_strides, value
 
 _COLLECTIVES = ("_c10d_functional", "symm_overlap")
 """The namespaces of the ops that the pass replaces, and of those that it writes."""
@@ -24,10 +24,11 @@ def _read_by_strides(node: Node) -> bool:
     """True if ``as_strided`` reads the memory of a tensor, also through a view of it."""
     left, seen = [node], {node}
     while left:
-        for user in left.pop().users:
+        each = left.pop()
+        for user in each.users:
             if user.target is aten.as_strided.default:
                 return True
-            if user not in seen and is_tensor(user) and same_memory(user, node):
+            if user not in seen and may_view(user, each):
                 seen.add(user)
                 left.append(user)
     return False

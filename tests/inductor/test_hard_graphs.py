@@ -162,3 +162,18 @@ def test_all_ranks_give_the_same_products_of_a_sum_to_the_op(cast_first: bool) -
             (op,) = (node for node in changed.graph.nodes if "fused_matmuls_reduce_scatter" in str(node.target))
             kinds.append((op.args[0][0].meta["val"].dtype, op.kwargs.get("sum_dtype"), report.fused))
     assert kinds[0] == kinds[1]
+
+
+def test_a_write_into_a_view_of_a_product_that_was_replaced_before() -> None:
+    """A batch of one is replaced by a matrix first. The fake tensors of its views stay those of views of the batch."""
+
+    def program(world: int, name: str, new: New) -> Any:
+        product = torch.bmm(new(1, 2 * world, 6), new(1, 6, 5))
+        product.select(1, 0).mul_(2)
+        return reduce(product, name)
+
+    with fake_group(2) as group:
+        _, report = overlapped(traced(program, 2, group, inputs_of(program, 2, group, torch.float32)))
+    assert [site.reason for site in report.sites] == [
+        "aten.mul_.Tensor writes into a tensor that the fused op would use"
+    ]

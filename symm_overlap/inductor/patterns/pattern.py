@@ -16,7 +16,7 @@ from ...collective.registration import size_of_group
 from .._torch import GuardOnDataDependentSymNode
 from ..arrangement import Arrangement, Size
 from ..choices import Choices
-from ..graph import share_memory, step_of
+from ..graph import may_view, step_of, writes
 from ..groups import choice_in
 from ..writer import SymbolicSizeError, Writer
 from .casts import is_cast
@@ -175,7 +175,8 @@ def require_unwritten(nodes: Iterable[Node]) -> None:
         for user in node.users:
             if writes(user, node) and not _at_the_end(user):
                 raise SkipError(f"{user.target} writes into a tensor that the fused op would use")
-        left += [each for each in (*node.all_input_nodes, *node.users) if share_memory(each, node)]
+        left += [each for each in node.all_input_nodes if may_view(node, each)]
+        left += [user for user in node.users if may_view(user, node)]
 
 
 def is_unwritten(nodes: Iterable[Node]) -> bool:
@@ -185,21 +186,6 @@ def is_unwritten(nodes: Iterable[Node]) -> bool:
     except SkipError:
         return False
     return True
-
-
-def writes(user: Node, node: Node) -> bool:
-    """True if ``user`` writes into its argument ``node``."""
-    schema = getattr(user.target, "_schema", None)
-    if schema is None:
-        return False
-    passed = list(zip(schema.arguments, user.args, strict=False))
-    passed += [(argument, user.kwargs[argument.name]) for argument in schema.arguments if argument.name in user.kwargs]
-    return any(
-        argument.alias_info is not None
-        and argument.alias_info.is_write
-        and (given is node or (isinstance(given, (list, tuple)) and any(item is node for item in given)))
-        for argument, given in passed
-    )
 
 
 def _at_the_end(node: Node) -> bool:
