@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.collective.test_fake_group import fake_group
 from tests.inductor.all_cases import CASES
 from tests.inductor.test_random_programs import strides
 from tests.inductor.tracing import inputs_of, overlapped, traced
@@ -49,3 +50,11 @@ def test_every_program_computes_the_same_as_before(ranks: Pool, world: int, dtyp
     names = [name for name in CASES if name != "a_collective_that_is_waited_for_elsewhere"]
     # Each program at one of the world sizes, in one of the dtypes: tracing takes long.
     ranks.run(world, same_values, names[world % 2 :: 2], dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_program_runs_in_every_dtype(dtype: torch.dtype) -> None:
+    """The other test runs each program in one dtype only. Which one depends on the program's place in the list."""
+    with fake_group(3) as group:
+        for case in CASES.values():
+            assert inputs_of(case.program, 3, group, dtype)
