@@ -122,8 +122,8 @@ class Row(Layout):
         """How the weight and the bias are sharded: each of the layer's inputs is, and every rank has the whole bias."""
         return sharded(0 if self.transposed else 1, self.parts), Replicate()
 
-    def local_input(self, x: Tensor) -> Tensor:
-        """Return this rank's part of the input."""
+    def local_part(self, x: Tensor) -> Tensor:
+        """Return this rank's part of the input: of each of the layer's inputs, side by side."""
         require_tensor(x)
         dims = x.dim()
         wanted = sharded(dims - 1, self.parts)
@@ -132,7 +132,7 @@ class Row(Layout):
 
     def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
         """Return this layer's output."""
-        local = self.local_input(x)
+        local = self.local_part(x)
         weight = self.weight(module)
         bias = self.bias(module)
         if is_shard(self.output):

@@ -159,21 +159,21 @@ class RowParallelLinear(_ParallelLinear):
         y = (reduce_scatter(y, "sum", sequence_dim) if sequence_dim is not None else all_reduce(y)) + linear.bias
 
     Args:
-        in_features: the layer's inputs on all ranks together. A list, such as ``[64, 64]``, says that several inputs of
-            equal sizes, side by side, form the input. Each is sharded.
+        in_features: the layer's inputs on all ranks together. A sequence of equal numbers is for several inputs that
+            are side by side in one tensor, such as concatenated outputs of several layers. Each of them is sharded.
         out_features, bias, device, dtype: as for ``nn.Linear``. With device "meta", call ``to_empty`` and
             ``reset_parameters`` later.
         mesh: DeviceMesh of one dimension.
         sequence_dim: the dimension along which the output is sharded, for sequence parallelism: the layer is a
             matmul-reduce-scatter. None: every rank gets the whole output, by a matmul-all-reduce.
 
-    Input (..., in_features / world); output (..., out_features), where the size of ``sequence_dim`` is divided by the
-    world size. Both are this rank's tensors; an input may also be a DTensor of any layout. dtypes: float32, float64,
-    bfloat16, float16.
+    Input (..., in_features / world), for several inputs this rank's part of the first, then of the second, and so on;
+    output (..., out_features), where the size of ``sequence_dim`` is divided by the world size. Both are this rank's
+    tensors; an input may also be a DTensor of any layout. dtypes: float32, float64, bfloat16, float16.
 
     Raises:
-        ValueError: the ranks cannot share the inputs evenly, or the mesh has several dimensions. A call raises it if
-            the ranks cannot share ``sequence_dim`` of the output evenly.
+        ValueError: the ranks cannot share the inputs evenly, several inputs differ in size, or the mesh has several
+            dimensions. A call raises it if the ranks cannot share ``sequence_dim`` of the output evenly.
     """
 
     def __init__(
@@ -201,7 +201,14 @@ class RowParallelLinear(_ParallelLinear):
         in_features: int | Sequence[int] | None = None,
         src_data_rank: int | None = 0,
     ) -> RowParallelLinear:
-        """Return the layer with the parameters of ``linear``; see `ColumnParallelLinear.from_linear`."""
+        """Return the layer with the parameters of ``linear``; see `ColumnParallelLinear.from_linear`.
+
+        Args:
+            in_features: the sizes of several inputs of ``linear``, see the class. None: one input.
+
+        Raises:
+            ValueError: ``in_features`` does not add up to ``linear.in_features``. See also the class.
+        """
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made._lay_out(_given(in_features, linear.in_features, "in_features"), mesh, sequence_dim)

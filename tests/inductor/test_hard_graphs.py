@@ -177,3 +177,18 @@ def test_a_write_into_a_view_of_a_product_that_was_replaced_before() -> None:
     assert [site.reason for site in report.sites] == [
         "aten.mul_.Tensor writes into a tensor that the fused op would use"
     ]
+
+
+def test_a_step_that_updates_its_parameters_is_fused() -> None:
+    """torch.compile writes into inputs at the end of a graph."""
+    x, w, momentum = torch.ones(4, 8), torch.ones(8, ROWS), torch.zeros(8, ROWS)
+    with fake_group(2) as group:
+
+        def step(x: Tensor, w: Tensor, momentum: Tensor) -> Tensor:
+            y = scatter(gather(x, 2, group) @ w, 2, group)
+            momentum.mul_(0.5).add_(reduce(x.t() @ y, group))
+            w.sub_(momentum)
+            x.sub_(scatter(gather(y, 2, group) @ w.t(), 2, group))
+            return y.sum()
+
+        assert fused(step, x, w, momentum) == 5

@@ -55,11 +55,9 @@ def _bucket(node: Node) -> Node | None:
     dim = bucket.args[1] if len(bucket.args) > 1 else 0
     if dim % value(bucket).dim() != int(rows) or (rows and not known(value(bucket).shape[0] == node.args[2])):
         return None
-    if not is_unwritten(pieces):
-        return None
     fits = all(isinstance(value(piece).shape[-1], int) and value(piece).dim() == 1 + rows for piece in pieces)
     alike = all(value(piece).dtype == value(bucket).dtype for piece in pieces)  # cat promotes other dtypes
-    return bucket if fits and alike and len(pieces) > 1 else None
+    return bucket if fits and alike and len(pieces) > 1 and is_unwritten(pieces) else None
 
 
 def _taken(node: Node, sizes: list[int]) -> dict[Node, int] | None:
