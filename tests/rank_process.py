@@ -73,8 +73,11 @@ def network_device() -> dist.ProcessGroupGloo.Device:
     return dist.ProcessGroupGloo.create_device(interface="lo")
 
 
-def main(rank: int, setup: Setup, connection: Connection, stacks: str) -> None:
-    with open(stacks, "w") as stacks_file:
+def main(rank: int, setup: Setup, connection: Connection, stacks: str, errors: str) -> None:
+    with open(stacks, "w") as stacks_file, open(errors, "w") as errors_file:
+        os.dup2(errors_file.fileno(), 2)  # where C++ says why it ends the process
+        torch._C._set_print_stack_traces_on_fatal_signal(True)  # of every thread, in C++
+        # The handlers of faulthandler run first, because those of torch allocate memory and may hang.
         # SIGUSR1 writes every thread's Python stack at C level, so it also works while C++ hangs with the GIL held.
         faulthandler.enable(stacks_file, all_threads=True)
         faulthandler.register(signal.SIGUSR1, stacks_file, all_threads=True)

@@ -205,9 +205,8 @@ class Pool:
         setup = Setup(self.size, self.groups, self.device, self._store.port, self.environment)
         for rank in range(self.size):
             mine, theirs = context.Pipe()
-            process = context.Process(
-                target=rank_process.main, args=(rank, setup, theirs, self._stacks_file(rank)), name=f"rank{rank}"
-            )
+            files = self._stacks_file(rank), self._errors_file(rank)
+            process = context.Process(target=rank_process.main, args=(rank, setup, theirs, *files), name=f"rank{rank}")
             process.start()
             theirs.close()
             self._processes.append(process)
@@ -265,11 +264,17 @@ class Pool:
         process.join(EXIT_SECONDS)
         code = process.exitcode
         how = f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
-        return f"process {process.pid} died: {how}\n{Path(self._stacks_file(rank)).read_text()}"
+        stacks = Path(self._stacks_file(rank)).read_text().split("\n\n")
+        stacks.sort(key=lambda stack: not stack.startswith("Current thread"))  # a rank may have dozens of idle threads
+        errors = Path(self._errors_file(rank)).read_text(errors="replace")
+        return "\n\n".join([f"process {process.pid} died: {how}", errors, *stacks])
 
     def _stacks_file(self, rank: int) -> str:
         assert self._stacks is not None
         return str(Path(self._stacks.name) / f"rank{rank}")
+
+    def _errors_file(self, rank: int) -> str:
+        return f"{self._stacks_file(rank)}.errors"
 
     def _stacks_of(self, members: Iterable[int]) -> dict[int, str]:
         """Return the Python stacks of every thread of these ranks, as written by their SIGUSR1 handlers."""
