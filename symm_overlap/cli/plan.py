@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..collective.planners import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    REDUCE_SCATTER,
     all_gather_consume,
     fused_all_gather_matmul,
     fused_matmul_all_reduce,
@@ -30,6 +33,11 @@ PLANNERS: dict[str, Callable[..., Plan]] = {
     "all_gather_matmul": all_gather_consume,
     "matmul_reduce_scatter": produce_reduce_scatter,
     "matmul_all_reduce": produce_all_reduce,
+}
+CONTRACTS = {
+    "all_gather_matmul": ALL_GATHER,
+    "matmul_reduce_scatter": REDUCE_SCATTER,
+    "matmul_all_reduce": ALL_REDUCE,
 }
 SEQUENTIAL: dict[str, Callable[..., Plan]] = {
     "all_gather_matmul": gather_then_consume,
@@ -70,7 +78,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="store_true",
         help="leave out the sleep that makes the streams start in the same order on all ranks",
     )
-    add("--verify", action="store_true", help="prove that three calls back to back have no deadlock and no race")
+    add(
+        "--verify",
+        action="store_true",
+        help="prove that three calls back to back have no deadlock, no race and the right values",
+    )
     add("--simulate", action="store_true", help="print makespan, exposed communication and overlap efficiency")
     add("--matmul-ms", type=float, default=1.0, metavar="MS", help="time of a chunk's matmul (default %(default)s)")
     add("--copy-ms", type=float, default=0.5, metavar="MS", help="time of a chunk's copy (default %(default)s)")
@@ -89,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     print(picture)
     print(f"\n{LEGEND}{'; 1-3 are the parts of ranks 1 to 3' if (args.span or 1) > 1 else ''}")
     if args.verify:
-        report = verify(calls, graphs=not args.in_place)
+        report = verify(calls, graphs=not args.in_place, contracts=[CONTRACTS[args.op]] * len(calls))
         print(f"\nthree calls back to back, {report}")
         if not report.ok:
             return 1

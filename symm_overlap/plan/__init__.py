@@ -12,12 +12,14 @@ from .simulate import simulate
 from .step import Region, Step
 from .streams import InlineStreams, ThreadStreams
 from .timeline import Costs, Event, Timeline
+from .values import Contract, Name, Names, copied
 from .verify import Report, plan_calls, verify, verify_planner
 
 __all__ = [
     "At",
     "Builder",
     "Calls",
+    "Contract",
     "Costs",
     "Event",
     "InlineStreams",
@@ -25,6 +27,8 @@ __all__ = [
     "Kind",
     "Layout",
     "Life",
+    "Name",
+    "Names",
     "Plan",
     "Problem",
     "Program",
@@ -36,6 +40,7 @@ __all__ = [
     "ThreadStreams",
     "Timeline",
     "at_step",
+    "copied",
     "draw",
     "execute",
     "kind",

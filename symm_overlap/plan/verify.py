@@ -16,6 +16,7 @@ shows:
 - Peers touch the inputs and outputs of a rank's caller only between the fork and the join of that rank.
 - All steps of a call come after the fork and before the join by this rank's own order, so a call does not leave its
   caller's stream. Therefore the stream can be captured into a graph, and the caller can free the tensors it passed.
+- If the contract of each call's op is given, every output is what the op promises (`values`).
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from itertools import pairwise
 
 from .access import bad_accesses, early_reuse, outside_call, wrong_writes
 from .graph_order import graph_deadlocks
-from .kinds import find
+from .malformed import malformed
 from .order import At, Calls, Order, Problem
 from .plan import Life, Plan
-from .step import Region, Step
+from .values import Contract, wrong_values
 from .verdict import Verdict
 
 
@@ -40,28 +41,39 @@ class Report(Verdict):
     steps: int
     problems: tuple[Problem, ...]
     graphs: bool = False
+    values: bool = False
 
     def __str__(self) -> str:
         if not self.ok:
             return self.listed()
         graphs = ", nor in any order of a CUDA graph" if self.graphs else ""
-        return f"{self.steps} steps: no deadlock{graphs}, no race, every output written once"
+        values = " with the right values" if self.values else ""
+        return f"{self.steps} steps: no deadlock{graphs}, no race, every output written once{values}"
 
 
-def verify(calls: Calls, halves: Sequence[int] | None = None, *, graphs: bool = False) -> Report:
+def verify(
+    calls: Calls,
+    halves: Sequence[int] | None = None,
+    *,
+    graphs: bool = False,
+    contracts: Sequence[Contract] | None = None,
+) -> Report:
     """Check ``calls``, run one after another, for everything in the list at the top of this module.
 
     Args:
         calls: for each call, the plans of all ranks in rank order. Ops may be mixed.
         halves: for each call, the half of the workspace that it uses. By default calls alternate.
         graphs: whether the calls may be captured in CUDA graphs, each by itself or several in one graph.
+        contracts: for each call, what its op promises, such as `symm_overlap.collective.planners.ALL_GATHER`. Without
+            them, what the calls compute is not checked.
 
     Returns:
         A report: ``report.ok`` tells whether the plans hold, ``str(report)`` lists the problems, and
         ``report.raise_for_problems()`` raises if there are any.
     """
     steps = sum(len(plan.steps) for plans in calls for plan in plans)
-    return Report(steps, tuple(find_problems(calls, halves, graphs=graphs)), graphs)
+    problems = tuple(find_problems(calls, halves, graphs=graphs, contracts=contracts))
+    return Report(steps, problems, graphs, contracts is not None)
 
 
 def plan_calls(planner: Callable[..., Plan], world: int, calls: int = 3, **arguments: object) -> list[list[Plan]]:
@@ -77,36 +89,57 @@ def plan_calls(planner: Callable[..., Plan], world: int, calls: int = 3, **argum
 
 
 def verify_planner(
-    planner: Callable[..., Plan], world: int, calls: int = 3, *, graphs: bool = False, **arguments: object
+    planner: Callable[..., Plan],
+    world: int,
+    calls: int = 3,
+    *,
+    graphs: bool = False,
+    contract: Contract | None = None,
+    **arguments: object,
 ) -> Report:
     """Check a planner's plans for a world size, run ``calls`` times back to back; see `plan_calls` and `verify`."""
-    return verify(plan_calls(planner, world, calls, **arguments), graphs=graphs)
+    contracts = None if contract is None else [contract] * calls
+    return verify(plan_calls(planner, world, calls, **arguments), graphs=graphs, contracts=contracts)
 
 
-def find_problems(calls: Calls, halves: Sequence[int] | None = None, *, graphs: bool = False) -> Iterator[Problem]:
+def find_problems(
+    calls: Calls,
+    halves: Sequence[int] | None = None,
+    *,
+    graphs: bool = False,
+    contracts: Sequence[Contract] | None = None,
+) -> Iterator[Problem]:
     """Yield the problems of ``calls`` one by one, so that a caller may stop at the first; arguments as in `verify`."""
-    if halves is not None and len(halves) != len(calls):
-        raise ValueError(f"halves names {len(halves)} halves for {len(calls)} calls: give one for each call")
+    for name, each in (("halves", halves), ("contracts", contracts)):
+        if each is not None and len(each) != len(calls):
+            raise ValueError(f"{name} names {len(each)} {name} for {len(calls)} calls: give one for each call")
     worlds = [len(plans) for plans in calls]
     if not all(worlds) or len(set(worlds)) != 1:
         text = f"the calls have plans of {worlds} ranks: there must be calls, and all need the same number of ranks"
         yield Problem("malformed", (), text)
         return
-    malformed = [problem for call, plans in enumerate(calls) for problem in _malformed(call, plans)]
-    yield from malformed
-    if malformed:
+    found = [problem for call, plans in enumerate(calls) for problem in malformed(call, plans)]
+    yield from found
+    if found:
         return
-    holds = True
-    for problem in _unsafe(calls, halves, graphs):
+    order, holds = Order(calls), True
+    for problem in _unsafe(order, halves, graphs):
         holds = False
         yield problem
-    if holds:  # otherwise the ends may have been written for the sake of the problem
-        yield from (problem for call, plans in enumerate(calls) for problem in _wrong_ends(call, plans))
+    if not holds:
+        return
+    # With a problem above, the ends may have been written for its sake, and values may depend on the order of steps.
+    for call, plans in enumerate(calls):
+        for problem in _wrong_ends(call, plans):
+            holds = False
+            yield problem
+    if holds and contracts is not None:
+        yield from wrong_values(order, contracts)
 
 
-def _unsafe(calls: Calls, halves: Sequence[int] | None, graphs: bool) -> Iterator[Problem]:
+def _unsafe(order: Order, halves: Sequence[int] | None, graphs: bool) -> Iterator[Problem]:
     """Yield deadlocks, and accesses of memory that come too early, too late, or in no order."""
-    order = Order(calls)
+    calls = order.calls
     yield from _deadlocks(order)
     yield from _miscounted(order)
     yield from bad_accesses(order)
@@ -118,37 +151,6 @@ def _unsafe(calls: Calls, halves: Sequence[int] | None, graphs: bool) -> Iterato
             yield from _leaks(call, plan)
     if graphs and not order.stuck:
         yield from graph_deadlocks(order)
-
-
-_SOUND = "verify: no step is malformed"
-"""A key of `Plan.derived`. It is set once the steps of a plan are checked, so that this is not repeated in every call.
-"""
-
-
-def _malformed(call: int, plans: Sequence[Plan]) -> Iterator[Problem]:
-    lives: dict[str, Life] = {}
-    for rank, plan in enumerate(plans):
-        for buffer, life in plan.buffers.items():
-            if lives.setdefault(buffer, life) is not life:
-                text = f"call {call}: buffer {buffer!r} is {life} on rank {rank} and {lives[buffer]} on a lower rank"
-                yield Problem("malformed", (), text)
-        if (plan.rank, plan.world) != (rank, len(plans)):
-            text = f"call {call}: plan {rank} of {len(plans)} is for rank {plan.rank} of world size {plan.world}"
-            yield Problem("malformed", (), text)
-            continue
-        if _SOUND not in plan.derived:
-            errors = [
-                (index, text) for index, step in enumerate(plan.steps) for text in _step_errors(plan, index, step)
-            ]
-            for index, text in errors:
-                yield Problem("malformed", (At(call, rank, index, plan.steps[index]),), text)
-            if not errors:
-                plan.derived[_SOUND] = True
-        ends = [(step.kind, step.stream) for step in plan.steps[:1] + plan.steps[-1:]]
-        if [kind for kind, _ in ends] != ["fork", "join"] or ends[0][1] != ends[1][1]:
-            yield Problem(
-                "malformed", (), f"call {call}, rank {rank}: the plan must run from a fork to a join on its stream"
-            )
 
 
 def _wrong_ends(call: int, plans: Sequence[Plan]) -> Iterator[Problem]:
@@ -168,41 +170,6 @@ def _wrong_ends(call: int, plans: Sequence[Plan]) -> Iterator[Problem]:
     read = {region.buffer for plan in plans for region in plan.steps[-1].reads}
     for buffer in sorted(outputs - read):
         yield Problem("wrong end", (), f"call {call}: no join reads {buffer!r}, which is an output")
-
-
-def _step_errors(plan: Plan, index: int, step: Step) -> Iterator[str]:
-    record = find(step.kind)
-    if record is None:
-        yield f"kind {step.kind!r} is not registered"
-        return
-    if not all(0 <= earlier < index and plan.steps[earlier].stream != step.stream for earlier in step.after):
-        yield f"after is {step.after}: it may name only earlier steps of other streams"
-    if record.meets in ("posts", "awaits"):
-        yield from _peer_errors(plan, step, moves_data=record.memory)
-    if record.meets and (step.channel is None or step.channel < 0):
-        yield f"channel is {step.channel}: name a channel, from 0 on"
-    if not record.memory and (step.reads or step.writes):
-        yield f"a {step.kind} may not read or write memory, but it names reads or writes"
-    for region in step.reads + step.writes:
-        yield from _region_errors(plan, region)
-
-
-def _peer_errors(plan: Plan, step: Step, moves_data: bool) -> Iterator[str]:
-    others = set(range(plan.world)) - {plan.rank}
-    if not step.peers or len(set(step.peers) & others) < len(step.peers):
-        yield f"peers are {step.peers}: name other ranks of 0..{plan.world - 1}, each once"
-    elif moves_data and len(step.peers) > 1:
-        yield f"peers are {step.peers}: a {step.kind} moves data to or from exactly one peer"
-
-
-def _region_errors(plan: Plan, region: Region) -> Iterator[str]:
-    life = plan.buffers.get(region.buffer)
-    if region.rank not in range(plan.world) or not 0 <= region.start < region.stop:
-        yield f"no such region: {region}: its rank must be in the world, and it must have at least one unit, from 0 on"
-    if life is None:
-        yield f"{region} is in a buffer that the plan does not declare: it declares {', '.join(plan.buffers) or 'none'}"
-    if life is Life.SCRATCH and region.rank != plan.rank:
-        yield f"{region} is scratch memory, which only rank {region.rank} itself can touch"
 
 
 def _deadlocks(order: Order) -> Iterator[Problem]:

@@ -15,7 +15,7 @@ from symm_overlap.plan.testing import redundant
 from symm_overlap.runtime import Backend
 from tests.collective.planners.world import World
 from tests.collective.reference import same
-from tests.docs.examples.all_to_all import all_to_all
+from tests.docs.examples.all_to_all import ALL_TO_ALL, all_to_all
 from tests.docs.examples.exact_cpu import ExactCpuBackend
 from tests.ranks import Pool
 
@@ -73,7 +73,7 @@ def test_a_new_op_runs_on_every_path(ranks_with_the_op, path):
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_planner_takes_one_file_and_its_plans_hold(world):
-    verify_planner(all_to_all, world, graphs=True).raise_for_problems()
+    verify_planner(all_to_all, world, graphs=True, contract=ALL_TO_ALL).raise_for_problems()
 
 
 @pytest.mark.parametrize("world", WORLDS[1:])

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from symm_overlap.collective.planners import ALL_GATHER
 from symm_overlap.fsdp.communication.planners import gather_in_slot, reduce_in_slot
-from symm_overlap.plan import Builder, Life, Plan, Region, Report, verify
+from symm_overlap.plan import Builder, Contract, Life, Plan, Region, Report, verify
 from symm_overlap.plan.testing import redundant
 
 CALLS = 7
+GATHER = Contract(ALL_GATHER.makes, lambda _, plan, __, given: [given(rank, 0) for rank in range(plan.world)])
+REDUCE = Contract(
+    ALL_GATHER.makes,
+    lambda names, plan, _, given: [names("sum", *(given(rank, plan.rank) for rank in range(plan.world)))],
+)
 KINDS = ("gather", "gather outside", "reduce", "reduce in place")
 
 
@@ -29,7 +35,8 @@ def in_a_row(kind: str, world: int, slots: int, calls: int = CALLS) -> list[list
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 @pytest.mark.parametrize("slots", [2, 3, 4])
 def test_calls_in_a_row_hold(kind: str, world: int, slots: int) -> None:
-    verify(in_a_row(kind, world, slots), graphs=True).raise_for_problems()
+    contract = GATHER if kind.startswith("gather") else REDUCE
+    verify(in_a_row(kind, world, slots), graphs=True, contracts=[contract] * CALLS).raise_for_problems()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,6 +1,10 @@
 """The planners, and the streams and options with which their plans are tested."""
 
 from symm_overlap.collective.planners import (
+    ALL_GATHER,
+    ALL_GATHER_TOTAL,
+    ALL_REDUCE,
+    REDUCE_SCATTER,
     all_gather_consume,
     gather_then_consume,
     one_shot_all_reduce,
@@ -24,6 +28,13 @@ STREAMS = [
     {"copy": "copy", "copies": 2},
     {"copy": "copy", "compute": TWO, "copies": 2},
 ]
+
+
+def contracts_of(calls, accumulate=False):
+    """Return the contract of each call, by the name of its op."""
+    gathers = ALL_GATHER_TOTAL if accumulate else ALL_GATHER
+    ops = [plans[0].op for plans in calls]
+    return [gathers if "gather" in op else ALL_REDUCE if "all_reduce" in op else REDUCE_SCATTER for op in ops]
 
 
 def in_graphs(calls):

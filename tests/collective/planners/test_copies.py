@@ -18,7 +18,7 @@ from symm_overlap.collective.planners import (
 )
 from symm_overlap.plan import Plan, verify
 
-from .cases import TWO, case_id
+from .cases import TWO, case_id, contracts_of
 
 CASES: list[tuple[Callable[..., Plan], dict[str, Any]]] = [
     (all_gather_consume, {"compute": TWO}),
@@ -40,7 +40,7 @@ def test_ranks_may_have_different_numbers_of_copy_streams(
     for world, chunks in itertools.product((2, 3, 4), (1, 2)):
         for copies in itertools.product((1, 2), repeat=world):
             plans = [planner(rank, world, chunks=chunks, copies=copies[rank], **options) for rank in range(world)]
-            found = verify([plans] * 3, graphs=True)
+            found = verify([plans] * 3, graphs=True, contracts=contracts_of([plans] * 3))
             assert found.ok, f"{planner.__name__}, {chunks} chunks, copy streams {copies}: {found}"
 
 

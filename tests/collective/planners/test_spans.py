@@ -15,7 +15,7 @@ from symm_overlap.plan import Plan, draw, plan_calls, verify
 from symm_overlap.plan.testing import redundant
 from symm_overlap.plan.testing.redundant import Synchronisation
 
-from .cases import OVERLAPPED, REDUCERS, STREAMS, TWO, case_id, delays_copy, in_graphs
+from .cases import OVERLAPPED, REDUCERS, STREAMS, TWO, case_id, contracts_of, delays_copy, in_graphs
 from .test_values import check_values
 
 Planner = Callable[..., Plan]
@@ -104,7 +104,7 @@ def test_plans_hold_and_nothing_in_them_is_idle(planner: Planner, options: dict[
     """No race and no deadlock, also in CUDA graphs, and every synchronisation is needed."""
     for world, span in [*itertools.product(range(1, 7), (2, 3)), (5, 5), (8, 2), (8, 3), (8, 4), (12, 5)]:
         calls = plan_calls(planner, world, span=span, **options)
-        found = verify(calls, graphs=in_graphs(calls))
+        found = verify(calls, graphs=in_graphs(calls), contracts=contracts_of(calls))
         assert found.ok, f"world {world}, span {span}: {found}"
     for world, span in ((4, 2), (5, 3)):
         idle = redundant(plan_calls(planner, world, span=span, **options), [0, world // 2])
@@ -123,13 +123,13 @@ def _only_for_graphs(taken: Synchronisation) -> bool:
 def test_ranks_may_have_different_numbers_of_copy_streams(planner: Planner) -> None:
     for copies in itertools.product((1, 2), repeat=4):
         plans = [planner(rank, 4, span=2, compute=TWO, copies=copies[rank]) for rank in range(4)]
-        assert verify([plans] * 3, graphs=True).ok, copies
+        assert verify([plans] * 3, graphs=True, contracts=contracts_of([plans] * 3)).ok, copies
 
 
 def test_ranks_that_gather_need_not_have_the_same_spans() -> None:
     for spans in itertools.product((1, 2, 3), repeat=4):
         plans = [all_gather_consume(rank, 4, compute=TWO, span=spans[rank]) for rank in range(4)]
-        assert verify([plans] * 3, graphs=True).ok, spans
+        assert verify([plans] * 3, graphs=True, contracts=contracts_of([plans] * 3)).ok, spans
 
 
 @pytest.mark.parametrize("planner", OVERLAPPED)

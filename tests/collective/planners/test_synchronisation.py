@@ -1,4 +1,4 @@
-"""The planners' plans have no race and no deadlock, and none of their synchronisations is redundant."""
+"""The planners' plans have no race and no deadlock and compute the right values. No synchronisation is redundant."""
 
 import itertools
 from collections import defaultdict
@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from symm_overlap.collective.planners import (
+    ALL_GATHER,
     all_gather_consume,
     gather_then_consume,
     one_shot_all_reduce,
@@ -20,7 +21,7 @@ from symm_overlap.plan.order import Order
 from symm_overlap.plan.testing import redundant, synchronisations, without
 from symm_overlap.plan.verify import find_problems
 
-from .cases import OVERLAPPED, SEQUENTIAL, STREAMS, TWO, case_id, delays_copy, in_graphs
+from .cases import OVERLAPPED, SEQUENTIAL, STREAMS, TWO, case_id, contracts_of, delays_copy, in_graphs
 
 GATHER_OPTIONS = [
     {"keep": True},
@@ -63,7 +64,8 @@ SEQUENTIAL_CASES = [
 
 def holds(planner, world, **arguments):
     calls = plan_calls(planner, world, **arguments)
-    found = verify(calls, graphs=in_graphs(calls))
+    contracts = contracts_of(calls, arguments.get("accumulate", False))
+    found = verify(calls, graphs=in_graphs(calls), contracts=contracts)
     assert found.ok, f"{planner.__name__} for world {world}, {arguments}: {found}"
 
 
@@ -186,7 +188,7 @@ MIXES = [
 @pytest.mark.parametrize("world", [1, 2, 3, 5, 8])
 def test_a_mix_of_ops_on_one_workspace_needs_no_barrier_between_calls(world, streams, mix):
     calls = [plan_calls(planner, world, 1, chunks=1 + call % 3, **streams)[0] for call, planner in enumerate(mix)]
-    verify(calls, graphs=in_graphs(calls)).raise_for_problems()
+    verify(calls, graphs=in_graphs(calls), contracts=contracts_of(calls)).raise_for_problems()
 
 
 PLANS = [
@@ -210,7 +212,7 @@ def test_any_plan_may_take_over_the_half_that_any_other_has_used(first, second):
     calls = [
         plan_calls(planner, 3, 1, **arguments)[0] for planner, arguments in (first, PLANS[1], second, first, second)
     ]
-    verify(calls, graphs=in_graphs(calls)).raise_for_problems()
+    verify(calls, graphs=in_graphs(calls), contracts=contracts_of(calls)).raise_for_problems()
 
 
 @pytest.mark.parametrize("streams", STREAMS, ids=case_id)
@@ -272,6 +274,8 @@ def test_one_workspace_for_all_calls_would_race(planner, writes):
 def test_a_report_can_be_read():
     good = verify_planner(all_gather_consume, 2)
     assert str(good) == "54 steps: no deadlock, no race, every output written once"
+    good = verify_planner(all_gather_consume, 2, contract=ALL_GATHER)
+    assert str(good) == "54 steps: no deadlock, no race, every output written once with the right values"
     bad = verify(plan_calls(all_gather_consume, 4, chunks=4), halves=[0, 0, 0])
     assert not bad.ok
     text = str(bad)

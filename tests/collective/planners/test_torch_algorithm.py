@@ -8,11 +8,13 @@ from symm_overlap.collective.planners.published import torch_all_gather_matmul, 
 from symm_overlap.plan import plan_calls, verify, verify_planner
 from symm_overlap.plan.testing import redundant
 
+from .cases import contracts_of
+
 
 @pytest.mark.parametrize("world", [2, 3, 4, 8])
 def test_all_gather_holds_and_one_of_its_three_barriers_is_redundant(world):
     calls = plan_calls(torch_all_gather_matmul, world)
-    verify(calls).raise_for_problems()
+    verify(calls, contracts=contracts_of(calls)).raise_for_problems()
     assert [each.at[0].step.label for each in redundant(calls)] == ["[workspace free]", "[all read]"]
     verify_planner(torch_all_gather_matmul, world, first=False).raise_for_problems()
     verify_planner(torch_all_gather_matmul, world, last=False).raise_for_problems()
@@ -21,7 +23,7 @@ def test_all_gather_holds_and_one_of_its_three_barriers_is_redundant(world):
 @pytest.mark.parametrize("world", [2, 3, 4, 8])
 def test_reduce_scatter_holds_and_four_of_its_barriers_are_redundant(world):
     calls = plan_calls(torch_matmul_reduce_scatter, world)
-    verify(calls).raise_for_problems()
+    verify(calls, contracts=contracts_of(calls)).raise_for_problems()
     assert sum(step.kind == "barrier" for step in calls[0][0].steps) == 2 * (world - 1) + 2
     found = {each.at[0].step.label for each in redundant(calls, [0])}
     assert found == {

@@ -10,10 +10,16 @@ from __future__ import annotations
 from functools import lru_cache
 
 from symm_overlap.collective.planners.builder import CollectiveBuilder
-from symm_overlap.collective.planners.kinds import PUBLISH
-from symm_overlap.plan import Life, Plan, Region
+from symm_overlap.collective.planners.kinds import PUBLISH, PULL
+from symm_overlap.plan import Contract, Life, Plan, Region, copied
 
 BUFFERS = {"input": Life.INPUT, "workspace": Life.CALL, "output": Life.OUTPUT}
+
+# Both kinds of steps copy, and the output of a rank is what every rank has for it.
+ALL_TO_ALL = Contract(
+    dict.fromkeys((PUBLISH, PULL), copied),
+    lambda names, plan, buffer, given: [given(sender, plan.rank) for sender in range(plan.world)],
+)
 
 
 @lru_cache(maxsize=4096)
