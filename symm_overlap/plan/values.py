@@ -14,6 +14,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from .order import At, Order, Problem
@@ -106,45 +107,61 @@ def copied(names: Names, plan: Plan, step: Step, read: list[list[Name]]) -> list
     return read * len(step.writes)
 
 
+class _Memory:
+    """The names of what is in the memory of all ranks."""
+
+    def __init__(self, names: Names) -> None:
+        self._units: dict[tuple[str, int, int, int], Name] = {}
+        self._unknown = names("what was there before the first call")
+
+    def read(self, region: Region, call: int, plan: Plan) -> list[Name]:
+        return [self._units.get(place, self._unknown) for place in self._places(region, call, plan)]
+
+    def write(self, region: Region, call: int, plan: Plan, values: Sequence[Name]) -> None:
+        self._units.update(zip(self._places(region, call, plan), values, strict=True))
+
+    @staticmethod
+    def _places(region: Region, call: int, plan: Plan) -> list[tuple[str, int, int, int]]:
+        memory = call if plan.buffers[region.buffer] is Life.CALL else _ALL_CALLS
+        return [(region.buffer, memory, region.rank, unit) for unit in range(region.start, region.stop)]
+
+
 def wrong_values(order: Order, contracts: Sequence[Contract]) -> Iterator[Problem]:
     """Yield what calls do not compute as they should. ``contracts`` has one contract for each call.
 
     The calls must have no other problem.
     """
     names = Names()
-    unknown = names("what was there before the first call")
-    memory: dict[tuple[str, int, int, int], Name] = {}
+    memory = _Memory(names)
     for number in order.sequence:
         at = order.where[number]
         plan, step, contract = order.calls[at.call][at.rank], at.step, contracts[at.call]
-
-        def places(region: Region, call: int, plan: Plan) -> list[tuple[str, int, int, int]]:
-            of = call if plan.buffers[region.buffer] is Life.CALL else _ALL_CALLS
-            return [(region.buffer, of, region.rank, unit) for unit in range(region.start, region.stop)]
-
-        def given(rank: int, unit: int, buffer: str = "input", call: int = at.call) -> Name:
-            return names(Input(Region(buffer, rank, unit, unit + 1), call))
-
-        read = [[memory.get(place, unknown) for place in places(region, at.call, plan)] for region in step.reads]
-        if step.kind == "join":
-            yield from _other_outputs(order, at)
+        read = [memory.read(region, at.call, plan) for region in step.reads]
         try:
-            if step.kind == "join":
+            if step.kind == "fork":
+                made: Sequence[Sequence[Name]] = [_filled(names, at.call, region) for region in step.writes]
+            elif step.kind == "join":
+                yield from _other_outputs(order, at)
+                given = partial(_given, names, at.call, "input")
                 for region, found in zip(step.reads, read, strict=True):
                     yield from _broken(at, region, found, contract.promises(names, plan, region.buffer, given))
                 continue
-            if step.kind == "fork":
-                made: Sequence[Sequence[Name]] = [
-                    [given(region.rank, unit, region.buffer) for unit in range(region.start, region.stop)]
-                    for region in step.writes
-                ]
             else:
                 made = _made(contract, names, plan, step, read)
         except ValueError as error:
             yield Problem("wrong value", (at,), str(error))
             return  # all later values may be wrong because of this step
         for region, values in zip(step.writes, made, strict=True):
-            memory.update(zip(places(region, at.call, plan), values, strict=True))
+            memory.write(region, at.call, plan, values)
+
+
+def _filled(names: Names, call: int, region: Region) -> list[Name]:
+    """Return the names of what the caller has filled."""
+    return [_given(names, call, region.buffer, region.rank, unit) for unit in range(region.start, region.stop)]
+
+
+def _given(names: Names, call: int, buffer: str, rank: int, unit: int) -> Name:
+    return names(Input(Region(buffer, rank, unit, unit + 1), call))
 
 
 def _made(contract: Contract, names: Names, plan: Plan, step: Step, read: list[list[Name]]) -> Sequence[Sequence[Name]]:
