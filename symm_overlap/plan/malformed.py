@@ -35,9 +35,10 @@ def malformed(call: int, plans: Sequence[Plan]) -> Iterator[Problem]:
             if not errors:
                 plan.derived[_SOUND] = True
         ends = [(step.kind, step.stream) for step in plan.steps[:1] + plan.steps[-1:]]
-        if [kind for kind, _ in ends] != ["fork", "join"] or ends[0][1] != ends[1][1]:
+        inner = {step.kind for step in plan.steps[1:-1]}
+        if [kind for kind, _ in ends] != ["fork", "join"] or ends[0][1] != ends[1][1] or inner & {"fork", "join"}:
             yield Problem(
-                "malformed", (), f"call {call}, rank {rank}: the plan must run from a fork to a join on its stream"
+                "malformed", (), f"call {call}, rank {rank}: the plan must run from one fork to one join on its stream"
             )
 
 

@@ -11,8 +11,7 @@ all other checks.
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -49,8 +48,19 @@ class Name:
         self.number, self.words = number, words
 
     def __str__(self) -> str:
+        return self.text(_LONGEST)
+
+    def text(self, room: int) -> str:
+        """Return the name in at most ``room`` characters, and a few. A name may stand for a huge tree of names."""
         word, *parts = self.words
-        return f"{word}({', '.join(map(str, parts))})" if parts else str(word)
+        text = str(word)
+        for number, part in enumerate(parts):
+            text += ", " if number else "("
+            left = room - len(text)
+            if left <= 0:
+                return f"{text}..."
+            text += part.text(left) if isinstance(part, Name) else str(part)
+        return f"{text})" if parts else text
 
 
 class Names:
@@ -86,11 +96,14 @@ class Contract:
     """What an op promises.
 
     Attributes:
-        makes: what each kind of step makes; kinds that touch no memory are left out.
-        promises: ``promises(names, plan, buffer, given)`` returns the names that the join of ``plan`` must find in the
-            region that it reads of ``buffer``, unit by unit. It raises ValueError if the op has no such output.
+        outputs: the buffers that the join of every rank hands over. It may hand over others for which there is a
+            promise. Each is one region, and outputs begin with their first unit.
+        makes: what each kind of step makes; kinds that write nothing may be left out.
+        promises: ``promises(names, plan, buffer, given)`` returns the names that the join of ``plan`` must find in
+            ``buffer``, unit by unit. It raises ValueError if the op has no such output.
     """
 
+    outputs: Collection[str]
     makes: Mapping[str, Makes]
     promises: Callable[[Names, Plan, str, Given], Sequence[Name]]
 
@@ -101,10 +114,10 @@ def inputs_of(plan: Plan) -> int:
 
 
 def copied(names: Names, plan: Plan, step: Step, read: list[list[Name]]) -> list[list[Name]]:
-    """What a step makes that copies its one region to each region that it writes."""
-    if len(read) != 1:
-        raise ValueError(f"a copy reads one region, and this one reads {len(read)}")
-    return read * len(step.writes)
+    """What a step makes that copies the one region that it reads to the one that it writes."""
+    if len(read) != 1 or len(step.writes) != 1:
+        raise ValueError(f"a copy has one source and one target, and this one has {len(read)} and {len(step.writes)}")
+    return read
 
 
 class _Memory:
@@ -133,7 +146,10 @@ def wrong_values(order: Order, contracts: Sequence[Contract]) -> Iterator[Proble
     """
     names = Names()
     memory = _Memory(names)
+    arrivals = {number for numbers in order.arrivals.values() for number in numbers}
     for number in order.sequence:
+        if number in arrivals:  # such a step is done when it leaves, which has a number of its own
+            continue
         at = order.where[number]
         plan, step, contract = order.calls[at.call][at.rank], at.step, contracts[at.call]
         read = [memory.read(region, at.call, plan) for region in step.reads]
@@ -141,10 +157,11 @@ def wrong_values(order: Order, contracts: Sequence[Contract]) -> Iterator[Proble
             if step.kind == "fork":
                 made: Sequence[Sequence[Name]] = [_filled(names, at.call, region) for region in step.writes]
             elif step.kind == "join":
-                yield from _other_outputs(order, at)
+                yield from _missing_outputs(contract, at)
                 given = partial(_given, names, at.call, "input")
                 for region, found in zip(step.reads, read, strict=True):
-                    yield from _broken(at, region, found, contract.promises(names, plan, region.buffer, given))
+                    life, promised = plan.buffers[region.buffer], contract.promises(names, plan, region.buffer, given)
+                    yield from _broken(at, region, life, found, promised)
                 continue
             else:
                 made = _made(contract, names, plan, step, read)
@@ -165,11 +182,11 @@ def _given(names: Names, call: int, buffer: str, rank: int, unit: int) -> Name:
 
 
 def _made(contract: Contract, names: Names, plan: Plan, step: Step, read: list[list[Name]]) -> Sequence[Sequence[Name]]:
-    if not step.writes:
-        return []
     makes = contract.makes.get(step.kind)
     if makes is None:
-        raise ValueError(f"the contract does not say what a {step.kind} makes")
+        if step.writes:
+            raise ValueError(f"the contract does not say what a {step.kind} makes")
+        return []
     made = makes(names, plan, step, read)
     if len(made) != len(step.writes):
         raise ValueError(f"it makes {len(made)} regions, but writes {len(step.writes)}")
@@ -179,24 +196,20 @@ def _made(contract: Contract, names: Names, plan: Plan, step: Step, read: list[l
     return made
 
 
-def _other_outputs(order: Order, at: At) -> Iterator[Problem]:
-    """Yield that a join hands over other buffers than the join of rank 0, if it does."""
-    first = {region.buffer for region in order.calls[at.call][0].steps[-1].reads}
-    own = {region.buffer for region in at.step.reads}
-    if own != first:
-        texts = [" and ".join(sorted(each)) or "nothing" for each in (own, first)]
-        yield Problem("wrong value", (at,), f"the join hands over {texts[0]}, but on rank 0 {texts[1]}")
+def _missing_outputs(contract: Contract, at: At) -> Iterator[Problem]:
+    handed_over = {region.buffer for region in at.step.reads}
+    for buffer in sorted(set(contract.outputs) - handed_over):
+        yield Problem("wrong value", (at,), f"the join does not hand over {buffer!r}, which is an output of the op")
 
 
-def _broken(at: At, region: Region, found: list[Name], promised: Sequence[Name]) -> Iterator[Problem]:
+def _broken(at: At, region: Region, life: Life, found: list[Name], promised: Sequence[Name]) -> Iterator[Problem]:
     """Yield the first difference between what a join reads in a region and what the contract promises."""
-    if len(found) != len(promised):
-        text = f"the join hands over {region}, but the op promises {len(promised)} units of {region.buffer!r}"
+    if len(found) != len(promised) or (life is Life.OUTPUT and region.start):
+        text = f"the join hands over {region}, but the op promises units 0 to {len(promised)} of {region.buffer!r}"
         yield Problem("wrong value", (at,), text)
         return
     for unit, (one, other) in enumerate(zip(found, promised, strict=True), region.start):
         if one is not other:
-            is_, should = (textwrap.shorten(str(name), _LONGEST, placeholder=" ...") for name in (one, other))
             place = Region(region.buffer, region.rank, unit, unit + 1)
-            yield Problem("wrong value", (at,), f"{place} is {is_}, but should be {should}")
+            yield Problem("wrong value", (at,), f"{place} is {one}, but should be {other}")
             return

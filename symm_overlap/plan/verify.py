@@ -110,9 +110,13 @@ def find_problems(
     contracts: Sequence[Contract] | None = None,
 ) -> Iterator[Problem]:
     """Yield the problems of ``calls`` one by one, so that a caller may stop at the first; arguments as in `verify`."""
+    if isinstance(contracts, Contract):
+        raise TypeError("contracts is one Contract: give a list with one for each call")
     for name, each in (("halves", halves), ("contracts", contracts)):
         if each is not None and len(each) != len(calls):
             raise ValueError(f"{name} names {len(each)} {name} for {len(calls)} calls: give one for each call")
+    if halves is not None and not set(halves) <= {0, 1}:
+        raise ValueError(f"halves is {list(halves)}: the workspace has the halves 0 and 1")
     worlds = [len(plans) for plans in calls]
     if not all(worlds) or len(set(worlds)) != 1:
         text = f"the calls have plans of {worlds} ranks: there must be calls, and all need the same number of ranks"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from symm_overlap.collective.planners import ALL_GATHER
+from symm_overlap.collective.planners import ALL_GATHER, MATMUL_REDUCE_SCATTER
 from symm_overlap.fsdp.communication.planners import gather_in_slot, reduce_in_slot
 from symm_overlap.plan import Builder, Contract, Life, Plan, Region, Report, verify
 from symm_overlap.plan.testing import redundant
 
 CALLS = 7
-GATHER = Contract(ALL_GATHER.makes, lambda _, plan, __, given: [given(rank, 0) for rank in range(plan.world)])
+GATHER = Contract((), ALL_GATHER.makes, lambda _, plan, __, given: [given(rank, 0) for rank in range(plan.world)])
 REDUCE = Contract(
-    ALL_GATHER.makes,
+    ("output",),
+    MATMUL_REDUCE_SCATTER.makes,
     lambda names, plan, _, given: [names("sum", *(given(rank, plan.rank) for rank in range(plan.world)))],
 )
 KINDS = ("gather", "gather outside", "reduce", "reduce in place")

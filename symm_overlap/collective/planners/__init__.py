@@ -17,7 +17,7 @@ issued.
 """
 
 from .all_gather_consume import all_gather_consume
-from .contracts import ALL_GATHER, ALL_GATHER_TOTAL, ALL_REDUCE, REDUCE_SCATTER
+from .contracts import ALL_GATHER, ALL_GATHER_MATMUL, ALL_GATHER_MATMUL_TOTAL, MATMUL_ALL_REDUCE, MATMUL_REDUCE_SCATTER
 from .fused_all_gather_matmul import fused_all_gather_matmul
 from .fused_matmul_all_reduce import fused_matmul_all_reduce
 from .fused_matmul_reduce_scatter import fused_matmul_reduce_scatter
@@ -31,9 +31,10 @@ from .produce_then_reduce_scatter import produce_then_reduce_scatter
 
 __all__ = [
     "ALL_GATHER",
-    "ALL_GATHER_TOTAL",
-    "ALL_REDUCE",
-    "REDUCE_SCATTER",
+    "ALL_GATHER_MATMUL",
+    "ALL_GATHER_MATMUL_TOTAL",
+    "MATMUL_ALL_REDUCE",
+    "MATMUL_REDUCE_SCATTER",
     "all_gather_consume",
     "fused_all_gather_matmul",
     "fused_matmul_all_reduce",

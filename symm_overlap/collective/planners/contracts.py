@@ -1,16 +1,20 @@
 """What the ops of collective matmul promise, for `symm_overlap.plan.verify`: what their steps make, and their outputs.
 
 In names, "product(r, x)" is what rank r's matmul makes of x, "sum" adds in the order given, and "total" in any order.
+With x[s][u] for unit u of rank s's input, rank r gets:
 
-=====================  ============================================================================================
-contract               output on rank r; x[s][u] is unit u of rank s's input
-=====================  ============================================================================================
-`ALL_GATHER`           "output": product(r, x[s][u]) and "gathered": x[s][u], for all s, and for each s all u
-`ALL_GATHER_TOTAL`     "output": one unit, the total of product(r, x[s][u]), and "gathered" as above
-`REDUCE_SCATTER`       "output": for each u of part r of the inputs, the sum of product(s, x[s][u]) over all s;
-                       "product": product(r, x[r][u]) for all u
-`ALL_REDUCE`           "output": for all u, the sum of product(s, x[s][u]) over all s
-=====================  ============================================================================================
+==========================  =======================================================================================
+contract                    outputs
+==========================  =======================================================================================
+`ALL_GATHER`                "gathered": x[s][u], for all s, and for each s all u
+`ALL_GATHER_MATMUL`         "output": product(r, x[s][u]), for all s and u; "gathered" may be an output too
+`ALL_GATHER_MATMUL_TOTAL`   "output": one unit, the total of product(r, x[s][u]); "gathered" may be an output too
+`MATMUL_REDUCE_SCATTER`     "output": for each u of part r of the inputs, the sum of product(s, x[s][u]) over all s;
+                            "product" may be an output too: product(r, x[r][u]), for all u
+`MATMUL_ALL_REDUCE`         "output": for all u, the sum of product(s, x[s][u]) over all s
+==========================  =======================================================================================
+
+A step is run by its ``chunk`` and ``peers`` as well as by its regions (see `planners.kinds`). Both must say the same.
 """
 
 from __future__ import annotations
@@ -18,16 +22,81 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from ...plan import Contract, Plan, Region, Step, copied
+from ...plan import Contract, Life, Plan, Region, Step, copied
 from ...plan.values import Given, Input, Makes, Name, Names, inputs_of
-from .kinds import ANNOUNCE, CONSUME, PRODUCE, PUBLISH, PULL, PUSH, REDUCE, TILES
+from .kinds import ANNOUNCE, CONSUME, POLL, PRODUCE, PUBLISH, PULL, PUSH, RAISE, REDUCE, TILES
+from .one_launch import by_flag
 
-_Chunk = tuple[int, int]
+_UnitsPerPart = Callable[[Plan], int]
+"""How many units of the input a rank's part has: the units that it sends to, or gets from, each rank."""
 
 
-def _pulled(names: Names, plan: Plan, step: Step, read: list[list[Name]]) -> list[list[Name]]:
-    """Copy the first region. A second one is where the first begins."""
-    return copied(names, plan, step, [values for _, values in _without_offsets(names, plan, step, read)])
+def _sent_by_each(plan: Plan) -> int:
+    return inputs_of(plan)
+
+
+def _sent_to_each(plan: Plan) -> int:
+    units, left = divmod(inputs_of(plan), plan.world)
+    if units == 0:
+        return 1  # the input is one unit, for all ranks
+    if left:
+        raise ValueError(f"the input has {inputs_of(plan)} units, which {plan.world} ranks cannot share equally")
+    return units
+
+
+def _steps(part: _UnitsPerPart) -> Mapping[str, Makes]:
+    """Return what each kind of step makes."""
+
+    def moved(names: Names, plan: Plan, step: Step, read: list[list[Name]]) -> list[list[Name]]:
+        """Copy the first region. A second one is where the first begins."""
+        regions = _without_offsets(names, plan, step, read)
+        made = copied(names, plan, step, [values for _, values in regions])
+        source, target = step.reads[0], step.writes[0]
+        peer = target.rank if step.kind == PUSH else source.rank
+        if step.peers and step.peers != (peer,):
+            raise ValueError(f"it copies from or to rank {peer}, and names {step.peers}")
+        if step.chunk is not None and step.chunk != (peer, source.start % part(plan)):
+            raise ValueError(f"it copies {source} to {target}, and names another chunk")
+        return made
+
+    def multiplied(names: Names, plan: Plan, step: Step, read: list[list[Name]]) -> list[list[Name]]:
+        """Multiply consecutive chunks from the one that the step names on, or all. An output that is read is added."""
+        _require_one_flag(plan, step)
+        regions = _without_offsets(names, plan, step, read)
+        sources = [(region, values) for region, values in regions if region not in step.writes]
+        values = [value for _, values in sources for value in values]
+        before = [value for region, values in regions if region in step.writes for value in values]
+        if step.chunk is not None and (len(sources) != 1 or step.reads[0] != sources[0][0]):
+            raise ValueError("a matmul of some chunks reads them first, as one region")
+        gathers = part is _sent_by_each
+        numbers = [_number(plan, value, gathers) for value in values]
+        all_units = range(inputs_of(plan) * (plan.world if gathers else 1))
+        first = 0 if step.chunk is None else step.chunk[0] * part(plan) + step.chunk[1]
+        if numbers != list(all_units if step.chunk is None else range(first, first + len(values))):
+            named = "all chunks" if step.chunk is None else f"chunk {step.chunk_name()}"
+            raise ValueError(f"it computes {named}, but reads {', '.join(map(str, values[:2]))}")
+        products = [names("product", plan.rank, value) for value in values]
+        if before:
+            products = [_total(names, [*_terms(before), *products])]
+        return [products] * len(step.writes)
+
+    return {
+        ANNOUNCE: _announced,
+        RAISE: _flagged,
+        POLL: _flagged,
+        **dict.fromkeys((PUBLISH, PULL, PUSH), moved),
+        **dict.fromkeys((PRODUCE, CONSUME, TILES), multiplied),
+        REDUCE: _summed,
+    }
+
+
+def _number(plan: Plan, value: Name, gathers: bool) -> int:
+    """Return the place of a value among all inputs of the matmuls of a rank, or -1 if it is none of them."""
+    word = value.words[0]
+    if not isinstance(word, Input):
+        return -1
+    owner, unit = word.region.rank, word.region.start
+    return owner * inputs_of(plan) + unit if gathers else unit if owner == plan.rank else -1
 
 
 def _announced(names: Names, plan: Plan, step: Step, read: list[list[Name]]) -> list[list[Name]]:
@@ -38,36 +107,38 @@ def _without_offsets(names: Names, plan: Plan, step: Step, read: list[list[Name]
     """Return the regions that a step reads, without those that say where the input of a peer begins.
 
     Raises:
-        ValueError: the step reads the input of a peer that announces where it begins, but not the announcement, or the
-            announcement of another.
+        ValueError: the step reads the input of a peer that announces where it begins, but behind it not the
+            announcement, or that of another peer.
     """
     each = list(zip(step.reads, read, strict=True))
-    offsets = [values for region, values in each if region.buffer == "offset"]
-    regions = [(region, values) for region, values in each if region.buffer != "offset"]
-    if "offset" in plan.buffers:
-        owners = [region.rank for region, _ in regions if region.buffer == "input" and region.rank != plan.rank]
-        if offsets != [[names("offset", owner)] for owner in owners]:
-            raise ValueError(f"it must read where the input begins of each of the ranks {owners}, and no other offset")
-    return regions
+    if "offset" not in plan.buffers:
+        return each
+    sums, rest = ([pair for pair in each if (pair[0] in step.writes) is summed] for summed in (True, False))
+    regions = [(region, values) for region, values in rest if region.buffer != "offset"]
+    offsets = [values for _, values in rest[len(regions) :]]
+    owners = [region.rank for region, _ in regions if region.buffer == "input" and region.rank != plan.rank]
+    if offsets != [[names("offset", owner)] for owner in owners] or plan.buffers["offset"] is not Life.CALL:
+        raise ValueError(f"behind the inputs of the ranks {owners}, it must read where each begins in this call")
+    return regions + sums
 
 
-def _multiplied(chunk_of: Callable[[Plan, int, int], _Chunk]) -> Makes:
-    """Return what a matmul makes. ``chunk_of(plan, rank, unit)`` is the chunk of a unit of a rank's input."""
+def _flagged(names: Names, plan: Plan, step: Step, read: list[list[Name]]) -> list[list[Name]]:
+    _require_one_flag(plan, step)
+    return []
 
-    def makes(names: Names, plan: Plan, step: Step, read: list[list[Name]]) -> list[list[Name]]:
-        regions = _without_offsets(names, plan, step, read)
-        parts = [part for region, values in regions if region not in step.writes for part in values]
-        before = [value for region, values in regions if region in step.writes for value in values]
-        if step.chunk is not None and parts:
-            first = parts[0].words[0]
-            if not isinstance(first, Input) or chunk_of(plan, first.region.rank, first.region.start) != step.chunk:
-                raise ValueError(f"it computes chunk {step.chunk[0]}.{step.chunk[1]}, but reads {parts[0]}")
-        products = [names("product", plan.rank, part) for part in parts]
-        if before:
-            products = [_total(names, [*_terms(before), *products])]
-        return [products] * len(step.writes)
 
-    return makes
+def _require_one_flag(plan: Plan, step: Step) -> None:
+    """Raise ValueError if a step that sets a flag, or waits for one, names another chunk than the step at the other
+    end, or if another step sets the same flag.
+    """
+    for earlier in (plan.steps[index] for index in step.after):
+        if by_flag(earlier, step) and earlier.chunk != step.chunk:
+            raise ValueError(f"it waits for the flag of another chunk than it names: that of {earlier}")
+    if (
+        step.kind in (RAISE, TILES)
+        and sum((each.kind, each.chunk) == (step.kind, step.chunk) for each in plan.steps) > 1
+    ):
+        raise ValueError("several steps set the flag of this chunk")
 
 
 def _terms(values: Sequence[Name]) -> list[Name]:
@@ -86,25 +157,9 @@ def _total(names: Names, terms: Sequence[Name]) -> Name:
 
 
 def _summed(names: Names, plan: Plan, step: Step, read: list[list[Name]]) -> list[list[Name]]:
+    if len({len(values) for values in read}) != 1:
+        raise ValueError("the regions that it adds have different lengths")
     return [[names("sum", *terms) for terms in zip(*read, strict=True)]] * len(step.writes)
-
-
-def _steps(chunk_of: Callable[[Plan, int, int], _Chunk]) -> Mapping[str, Makes]:
-    return {
-        ANNOUNCE: _announced,
-        **dict.fromkeys((PUBLISH, PULL, PUSH), _pulled),
-        **dict.fromkeys((PRODUCE, CONSUME, TILES), _multiplied(chunk_of)),
-        REDUCE: _summed,
-    }
-
-
-def _from_rank(plan: Plan, rank: int, unit: int) -> _Chunk:
-    return rank, unit
-
-
-def _for_rank(plan: Plan, rank: int, unit: int) -> _Chunk:
-    owner, piece = divmod(unit, max(1, inputs_of(plan) // plan.world))
-    return owner, piece
 
 
 def _require(buffer: str, *outputs: str) -> None:
@@ -113,13 +168,18 @@ def _require(buffer: str, *outputs: str) -> None:
 
 
 def _all_gather(names: Names, plan: Plan, buffer: str, given: Given) -> list[Name]:
-    parts = [given(rank, unit) for rank in range(plan.world) for unit in range(inputs_of(plan))]
+    _require(buffer, "gathered")
+    return [given(rank, unit) for rank in range(plan.world) for unit in range(inputs_of(plan))]
+
+
+def _all_gather_matmul(names: Names, plan: Plan, buffer: str, given: Given) -> list[Name]:
     _require(buffer, "output", "gathered")
+    parts = _all_gather(names, plan, "gathered", given)
     return parts if buffer == "gathered" else [names("product", plan.rank, part) for part in parts]
 
 
-def _all_gather_total(names: Names, plan: Plan, buffer: str, given: Given) -> list[Name]:
-    found = _all_gather(names, plan, buffer, given)
+def _all_gather_matmul_total(names: Names, plan: Plan, buffer: str, given: Given) -> list[Name]:
+    found = _all_gather_matmul(names, plan, buffer, given)
     return found if buffer == "gathered" else [_total(names, found)]
 
 
@@ -130,20 +190,21 @@ def _sums(names: Names, plan: Plan, units: range, given: Given) -> list[Name]:
     return [names.kept(("sum of", given(0, unit)), partial(sum_of, unit)) for unit in units]  # the same on all ranks
 
 
-def _reduce_scatter(names: Names, plan: Plan, buffer: str, given: Given) -> list[Name]:
+def _matmul_reduce_scatter(names: Names, plan: Plan, buffer: str, given: Given) -> list[Name]:
     _require(buffer, "output", "product")
     if buffer == "product":
         return [names("product", plan.rank, given(plan.rank, unit)) for unit in range(inputs_of(plan))]
-    share = inputs_of(plan) // plan.world
+    share = _sent_to_each(plan)
     return _sums(names, plan, range(plan.rank * share, (plan.rank + 1) * share), given)
 
 
-def _all_reduce(names: Names, plan: Plan, buffer: str, given: Given) -> list[Name]:
+def _matmul_all_reduce(names: Names, plan: Plan, buffer: str, given: Given) -> list[Name]:
     _require(buffer, "output")
     return _sums(names, plan, range(inputs_of(plan)), given)
 
 
-ALL_GATHER = Contract(_steps(_from_rank), _all_gather)
-ALL_GATHER_TOTAL = Contract(_steps(_from_rank), _all_gather_total)
-REDUCE_SCATTER = Contract(_steps(_for_rank), _reduce_scatter)
-ALL_REDUCE = Contract(_steps(_for_rank), _all_reduce)
+ALL_GATHER = Contract(("gathered",), _steps(_sent_by_each), _all_gather)
+ALL_GATHER_MATMUL = Contract(("output",), _steps(_sent_by_each), _all_gather_matmul)
+ALL_GATHER_MATMUL_TOTAL = Contract(("output",), _steps(_sent_by_each), _all_gather_matmul_total)
+MATMUL_REDUCE_SCATTER = Contract(("output",), _steps(_sent_to_each), _matmul_reduce_scatter)
+MATMUL_ALL_REDUCE = Contract(("output",), _steps(_sent_to_each), _matmul_all_reduce)

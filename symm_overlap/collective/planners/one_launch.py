@@ -44,7 +44,7 @@ def _launched(plan: Plan) -> tuple[Plan, list[int]]:
         if step.kind == TILES and kernel >= 0:
             at.append(kernel)
             continue
-        after = {at[earlier] for earlier in step.after if not _by_flag(plan.steps[earlier], step)}
+        after = {at[earlier] for earlier in step.after if not by_flag(plan.steps[earlier], step)}
         if step.kind == TILES:
             kernel = len(steps)
             reads = tuple(region for tile in tiles for region in tile.reads)
@@ -60,5 +60,6 @@ def _launched(plan: Plan) -> tuple[Plan, list[int]]:
     return Plan(plan.op, plan.rank, plan.world, tuple(steps), plan.buffers), at
 
 
-def _by_flag(earlier: Step, later: Step) -> bool:
+def by_flag(earlier: Step, later: Step) -> bool:
+    """True if these steps are ordered by a flag, and not by an event, where the later one comes after the earlier."""
     return (earlier.kind, later.kind) in ((RAISE, TILES), (TILES, POLL))

@@ -2,9 +2,10 @@
 
 from symm_overlap.collective.planners import (
     ALL_GATHER,
-    ALL_GATHER_TOTAL,
-    ALL_REDUCE,
-    REDUCE_SCATTER,
+    ALL_GATHER_MATMUL,
+    ALL_GATHER_MATMUL_TOTAL,
+    MATMUL_ALL_REDUCE,
+    MATMUL_REDUCE_SCATTER,
     all_gather_consume,
     gather_then_consume,
     one_shot_all_reduce,
@@ -32,9 +33,15 @@ STREAMS = [
 
 def contracts_of(calls, accumulate=False):
     """Return the contract of each call, by the name of its op."""
-    gathers = ALL_GATHER_TOTAL if accumulate else ALL_GATHER
-    ops = [plans[0].op for plans in calls]
-    return [gathers if "gather" in op else ALL_REDUCE if "all_reduce" in op else REDUCE_SCATTER for op in ops]
+
+    def contract_of(plan):
+        if "gather" not in plan.op:
+            return MATMUL_ALL_REDUCE if "all_reduce" in plan.op else MATMUL_REDUCE_SCATTER
+        if "output" not in plan.buffers:
+            return ALL_GATHER
+        return ALL_GATHER_MATMUL_TOTAL if accumulate else ALL_GATHER_MATMUL
+
+    return [contract_of(plans[0]) for plans in calls]
 
 
 def in_graphs(calls):

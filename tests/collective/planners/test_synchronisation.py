@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from symm_overlap.collective.planners import (
-    ALL_GATHER,
+    ALL_GATHER_MATMUL,
     all_gather_consume,
     gather_then_consume,
     one_shot_all_reduce,
@@ -274,7 +274,7 @@ def test_one_workspace_for_all_calls_would_race(planner, writes):
 def test_a_report_can_be_read():
     good = verify_planner(all_gather_consume, 2)
     assert str(good) == "54 steps: no deadlock, no race, every output written once"
-    good = verify_planner(all_gather_consume, 2, contract=ALL_GATHER)
+    good = verify_planner(all_gather_consume, 2, contract=ALL_GATHER_MATMUL)
     assert str(good) == "54 steps: no deadlock, no race, every output written once with the right values"
     bad = verify(plan_calls(all_gather_consume, 4, chunks=4), halves=[0, 0, 0])
     assert not bad.ok

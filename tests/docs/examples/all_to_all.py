@@ -17,6 +17,7 @@ BUFFERS = {"input": Life.INPUT, "workspace": Life.CALL, "output": Life.OUTPUT}
 
 # Both kinds of steps copy, and the output of a rank is what every rank has for it.
 ALL_TO_ALL = Contract(
+    ["output"],
     dict.fromkeys((PUBLISH, PULL), copied),
     lambda names, plan, buffer, given: [given(sender, plan.rank) for sender in range(plan.world)],
 )
