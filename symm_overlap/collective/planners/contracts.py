@@ -134,10 +134,8 @@ def _require_one_flag(plan: Plan, step: Step) -> None:
     for earlier in (plan.steps[index] for index in step.after):
         if by_flag(earlier, step) and earlier.chunk != step.chunk:
             raise ValueError(f"it waits for the flag of another chunk than it names: that of {earlier}")
-    if (
-        step.kind in (RAISE, TILES)
-        and sum((each.kind, each.chunk) == (step.kind, step.chunk) for each in plan.steps) > 1
-    ):
+    setters = [each for each in plan.steps if (each.kind, each.chunk) == (step.kind, step.chunk)]
+    if step.kind in (RAISE, TILES) and len(setters) > 1:
         raise ValueError("several steps set the flag of this chunk")
 
 
