@@ -19,6 +19,7 @@ import torch.distributed as dist
 from symm_overlap.cli.fork_server import end_with_parent
 
 Ranks = tuple[int, ...]
+STDERR = 2
 
 COMPILER = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",  # more would start worker processes, which outlive a rank that is killed
@@ -74,8 +75,8 @@ def network_device() -> dist.ProcessGroupGloo.Device:
 
 
 def main(rank: int, setup: Setup, connection: Connection, stacks: str, errors: str) -> None:
-    with open(stacks, "w") as stacks_file, open(errors, "w") as errors_file:
-        os.dup2(errors_file.fileno(), 2)  # where C++ says why it ends the process
+    with open(stacks, "w") as stacks_file, open(errors, "a") as errors_file:
+        os.dup2(errors_file.fileno(), STDERR)  # where C++ says why it ends the process
         torch._C._set_print_stack_traces_on_fatal_signal(True)  # of every thread, in C++
         # The handlers of faulthandler run first, because those of torch allocate memory and may hang.
         # SIGUSR1 writes every thread's Python stack at C level, so it also works while C++ hangs with the GIL held.
@@ -128,6 +129,7 @@ def serve(rank: int, setup: Setup, groups: Mapping[Ranks, dist.ProcessGroup], co
             members, function, args, kwargs = pickle.loads(job)
             me = Rank(members.index(rank), len(members), groups[members], device, groups)
             torch.manual_seed(0)  # so that random numbers do not depend on the functions that ran before
+            os.ftruncate(STDERR, 0)  # what earlier functions wrote does not concern this one
             made = groups_made()
             answer = pickle.dumps((True, function(me, *args, **kwargs)))
             if len(members) < setup.size and groups_made() != made:

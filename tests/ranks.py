@@ -240,7 +240,8 @@ class Pool:
             if not ready:
                 stacks = self._stacks_of(missing)
                 outcomes |= {
-                    rank: Outcome(failure=f"{reason}; killed. Its stacks:\n{stacks[rank]}") for rank in missing
+                    rank: Outcome(failure=f"{reason}; killed. Its stacks:\n{stacks[rank]}{self._stderr_of(rank)}")
+                    for rank in missing
                 }
                 break
             for connection in ready:
@@ -257,7 +258,7 @@ class Pool:
             returned, value = pickle.loads(self._connections[rank].recv_bytes())
         except (EOFError, ConnectionResetError):
             return Outcome(failure=self._death(rank))
-        return Outcome(value=value) if returned else Outcome(failure=value)
+        return Outcome(value=value) if returned else Outcome(failure=f"{value}{self._stderr_of(rank)}")
 
     def _death(self, rank: int) -> str:
         process = self._processes[rank]
@@ -266,8 +267,7 @@ class Pool:
         how = f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
         stacks = Path(self._stacks_file(rank)).read_text().split("\n\n")
         stacks.sort(key=lambda stack: not stack.startswith("Current thread"))  # a rank may have dozens of idle threads
-        errors = Path(self._errors_file(rank)).read_text(errors="replace")
-        return "\n\n".join([f"process {process.pid} died: {how}", errors, *stacks])
+        return "\n\n".join([f"process {process.pid} died: {how}{self._stderr_of(rank)}", *stacks])
 
     def _stacks_file(self, rank: int) -> str:
         assert self._stacks is not None
@@ -275,6 +275,11 @@ class Pool:
 
     def _errors_file(self, rank: int) -> str:
         return f"{self._stacks_file(rank)}.errors"
+
+    def _stderr_of(self, rank: int) -> str:
+        """Return what a rank has written to stderr in its last function, under a heading."""
+        text = Path(self._errors_file(rank)).read_text(errors="replace").strip()
+        return f"\nIts stderr:\n{text}" if text else ""
 
     def _stacks_of(self, members: Iterable[int]) -> dict[int, str]:
         """Return the Python stacks of every thread of these ranks, as written by their SIGUSR1 handlers."""

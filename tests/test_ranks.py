@@ -172,6 +172,20 @@ def test_death_of_a_rank_is_reported_with_its_signal_and_stack(ranks: Pool) -> N
     assert "SIGSEGV(11), PID" in failure, "the stacks in C++"
 
 
+def writes_and(me: Rank, text: str, fails: bool) -> None:
+    os.write(2, text.encode())
+    if fails:
+        raise ValueError("it failed")
+
+
+def test_a_failure_is_reported_with_what_the_function_wrote_to_stderr(ranks: Pool) -> None:
+    ranks.run(2, writes_and, "an earlier function", fails=False)
+    with pytest.raises(RankError) as e:
+        ranks.run(2, writes_and, "a device-side assertion", fails=True)
+    assert "ValueError: it failed\n\nIts stderr:\na device-side assertion" in e.value.failures[1]
+    assert "an earlier function" not in e.value.failures[1]
+
+
 def test_a_rank_can_be_killed_while_its_function_runs(fresh_ranks: Callable[..., Pool]) -> None:
     pool = fresh_ranks(2)
     running = pool.submit((0, 1), sleep_on, [1])

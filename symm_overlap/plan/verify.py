@@ -64,12 +64,16 @@ def verify(
         calls: for each call, the plans of all ranks in rank order. Ops may be mixed.
         halves: for each call, the half of the workspace that it uses. By default calls alternate.
         graphs: whether the calls may be captured in CUDA graphs, each by itself or several in one graph.
-        contracts: for each call, what its op promises, such as `symm_overlap.collective.planners.ALL_GATHER`. Without
-            them, what the calls compute is not checked.
+        contracts: for each call, what its op promises, such as
+            `symm_overlap.collective.planners.ALL_GATHER_MATMUL`. Without them, what the calls compute is not checked.
 
     Returns:
         A report: ``report.ok`` tells whether the plans hold, ``str(report)`` lists the problems, and
         ``report.raise_for_problems()`` raises if there are any.
+
+    Raises:
+        ValueError: ``halves`` or ``contracts`` are not as many as ``calls``, or a half is not 0 or 1.
+        TypeError: ``contracts`` is a single one.
     """
     steps = sum(len(plan.steps) for plans in calls for plan in plans)
     problems = tuple(find_problems(calls, halves, graphs=graphs, contracts=contracts))
@@ -97,7 +101,10 @@ def verify_planner(
     contract: Contract | None = None,
     **arguments: object,
 ) -> Report:
-    """Check a planner's plans for a world size, run ``calls`` times back to back; see `plan_calls` and `verify`."""
+    """Check a planner's plans for a world size, run ``calls`` times back to back; see `plan_calls` and `verify`.
+
+    ``contract`` is what the op promises in every call.
+    """
     contracts = None if contract is None else [contract] * calls
     return verify(plan_calls(planner, world, calls, **arguments), graphs=graphs, contracts=contracts)
 

@@ -212,6 +212,13 @@ def test_a_region_in_a_buffer_that_is_not_declared_is_malformed(plan, said):
     assert said in str(problem)
 
 
+@pytest.mark.parametrize("end", [FORK, JOIN])
+def test_a_plan_has_one_fork_and_one_join(end):
+    (problem,) = verify(one_rank(FORK, end, JOIN)).problems
+    assert problem.kind == "malformed"
+    assert "the plan must run from one fork to one join on its stream" in str(problem)
+
+
 @pytest.mark.parametrize("life", list(Life))
 def test_scratch_is_a_ranks_own(life):
     """A scratch buffer may be used only by the rank that owns it."""

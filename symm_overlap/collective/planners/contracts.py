@@ -19,7 +19,8 @@ A step is run by its ``chunk`` and ``peers`` as well as by its regions (see `pla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from ...plan import Contract, Life, Plan, Region, Step, copied
@@ -27,57 +28,48 @@ from ...plan.values import Given, Input, Makes, Name, Names, inputs_of
 from .kinds import ANNOUNCE, CONSUME, POLL, PRODUCE, PUBLISH, PULL, PUSH, RAISE, REDUCE, TILES
 from .one_launch import by_flag
 
-_UnitsPerPart = Callable[[Plan], int]
-"""How many units of the input a rank's part has: the units that it sends to, or gets from, each rank."""
+_SETTERS = "contracts: how many steps set the flag of each chunk"
+"""A key of `Plan.derived`."""
 
 
-def _sent_by_each(plan: Plan) -> int:
-    return inputs_of(plan)
+def _steps(gathers: bool) -> Mapping[str, Makes]:
+    """Return what each kind of step makes.
 
-
-def _sent_to_each(plan: Plan) -> int:
-    units, left = divmod(inputs_of(plan), plan.world)
-    if units == 0:
-        return 1  # the input is one unit, for all ranks
-    if left:
-        raise ValueError(f"the input has {inputs_of(plan)} units, which {plan.world} ranks cannot share equally")
-    return units
-
-
-def _steps(part: _UnitsPerPart) -> Mapping[str, Makes]:
-    """Return what each kind of step makes."""
+    Args:
+        gathers: the ranks gather their inputs. Otherwise each input has a part for every rank.
+    """
 
     def moved(names: Names, plan: Plan, step: Step, read: list[list[Name]]) -> list[list[Name]]:
         """Copy the first region. A second one is where the first begins."""
-        regions = _without_offsets(names, plan, step, read)
-        made = copied(names, plan, step, [values for _, values in regions])
+        sources, _ = _operands(names, plan, step, read)
+        made = copied(names, plan, step, [values for _, values in sources])
         source, target = step.reads[0], step.writes[0]
         peer = target.rank if step.kind == PUSH else source.rank
         if step.peers and step.peers != (peer,):
             raise ValueError(f"it copies from or to rank {peer}, and names {step.peers}")
-        if step.chunk is not None and step.chunk != (peer, source.start % part(plan)):
+        if step.chunk is not None and step.chunk != (peer, source.start % _pieces(plan, gathers)):
             raise ValueError(f"it copies {source} to {target}, and names another chunk")
         return made
 
     def multiplied(names: Names, plan: Plan, step: Step, read: list[list[Name]]) -> list[list[Name]]:
         """Multiply consecutive chunks from the one that the step names on, or all. An output that is read is added."""
-        _require_one_flag(plan, step)
-        regions = _without_offsets(names, plan, step, read)
-        sources = [(region, values) for region, values in regions if region not in step.writes]
+        if step.kind == TILES:
+            _require_one_flag(plan, step)
+        sources, sums = _operands(names, plan, step, read)
         values = [value for _, values in sources for value in values]
-        before = [value for region, values in regions if region in step.writes for value in values]
-        if step.chunk is not None and (len(sources) != 1 or step.reads[0] != sources[0][0]):
-            raise ValueError("a matmul of some chunks reads them first, as one region")
-        gathers = part is _sent_by_each
-        numbers = [_number(plan, value, gathers) for value in values]
-        all_units = range(inputs_of(plan) * (plan.world if gathers else 1))
-        first = 0 if step.chunk is None else step.chunk[0] * part(plan) + step.chunk[1]
-        if numbers != list(all_units if step.chunk is None else range(first, first + len(values))):
+        if step.chunk is None:
+            wanted = range(inputs_of(plan) * (plan.world if gathers else 1))
+        else:
+            if len(sources) != 1 or step.reads[0] != sources[0][0]:
+                raise ValueError("a matmul of some chunks reads them first, as one region")
+            first = step.chunk[0] * _pieces(plan, gathers) + step.chunk[1]
+            wanted = range(first, first + len(values))
+        if [_number(plan, value, gathers) for value in values] != list(wanted):
             named = "all chunks" if step.chunk is None else f"chunk {step.chunk_name()}"
             raise ValueError(f"it computes {named}, but reads {', '.join(map(str, values[:2]))}")
         products = [names("product", plan.rank, value) for value in values]
-        if before:
-            products = [_total(names, [*_terms(before), *products])]
+        if sums:
+            products = [_total(names, [*_terms(sums), *products])]
         return [products] * len(step.writes)
 
     return {
@@ -88,6 +80,21 @@ def _steps(part: _UnitsPerPart) -> Mapping[str, Makes]:
         **dict.fromkeys((PRODUCE, CONSUME, TILES), multiplied),
         REDUCE: _summed,
     }
+
+
+def _pieces(plan: Plan, gathers: bool) -> int:
+    """Return into how many units a rank's part of the input is cut."""
+    return inputs_of(plan) if gathers else _share(plan)
+
+
+def _share(plan: Plan) -> int:
+    """Return how many units of an input are for each rank."""
+    units, left = divmod(inputs_of(plan), plan.world)
+    if units == 0:
+        return 1  # the input is one unit, for all ranks
+    if left:
+        raise ValueError(f"the input has {inputs_of(plan)} units, which {plan.world} ranks cannot share equally")
+    return units
 
 
 def _number(plan: Plan, value: Name, gathers: bool) -> int:
@@ -103,23 +110,31 @@ def _announced(names: Names, plan: Plan, step: Step, read: list[list[Name]]) -> 
     return [[names("offset", plan.rank)]]
 
 
-def _without_offsets(names: Names, plan: Plan, step: Step, read: list[list[Name]]) -> list[tuple[Region, list[Name]]]:
-    """Return the regions that a step reads, without those that say where the input of a peer begins.
+def _operands(
+    names: Names, plan: Plan, step: Step, read: list[list[Name]]
+) -> tuple[list[tuple[Region, list[Name]]], list[Name]]:
+    """Return the regions that a step reads and does not write, and the values that it adds to.
+
+    Regions that say where the input of a peer begins are left out.
 
     Raises:
         ValueError: the step reads the input of a peer that announces where it begins, but behind it not the
             announcement, or that of another peer.
     """
-    each = list(zip(step.reads, read, strict=True))
+    sources, sums = [], []
+    for region, values in zip(step.reads, read, strict=True):
+        if region in step.writes:
+            sums += values
+        else:
+            sources.append((region, values))
     if "offset" not in plan.buffers:
-        return each
-    sums, rest = ([pair for pair in each if (pair[0] in step.writes) is summed] for summed in (True, False))
-    regions = [(region, values) for region, values in rest if region.buffer != "offset"]
-    offsets = [values for _, values in rest[len(regions) :]]
-    owners = [region.rank for region, _ in regions if region.buffer == "input" and region.rank != plan.rank]
+        return sources, sums
+    count = sum(region.buffer != "offset" for region, _ in sources)
+    sources, offsets = sources[:count], [values for _, values in sources[count:]]
+    owners = [region.rank for region, _ in sources if region.buffer == "input" and region.rank != plan.rank]
     if offsets != [[names("offset", owner)] for owner in owners] or plan.buffers["offset"] is not Life.CALL:
         raise ValueError(f"behind the inputs of the ranks {owners}, it must read where each begins in this call")
-    return regions + sums
+    return sources, sums
 
 
 def _flagged(names: Names, plan: Plan, step: Step, read: list[list[Name]]) -> list[list[Name]]:
@@ -134,8 +149,9 @@ def _require_one_flag(plan: Plan, step: Step) -> None:
     for earlier in (plan.steps[index] for index in step.after):
         if by_flag(earlier, step) and earlier.chunk != step.chunk:
             raise ValueError(f"it waits for the flag of another chunk than it names: that of {earlier}")
-    setters = [each for each in plan.steps if (each.kind, each.chunk) == (step.kind, step.chunk)]
-    if step.kind in (RAISE, TILES) and len(setters) > 1:
+    if _SETTERS not in plan.derived:
+        plan.derived[_SETTERS] = Counter((each.kind, each.chunk) for each in plan.steps if each.kind in (RAISE, TILES))
+    if plan.derived[_SETTERS][step.kind, step.chunk] > 1:
         raise ValueError("several steps set the flag of this chunk")
 
 
@@ -192,7 +208,7 @@ def _matmul_reduce_scatter(names: Names, plan: Plan, buffer: str, given: Given) 
     _require(buffer, "output", "product")
     if buffer == "product":
         return [names("product", plan.rank, given(plan.rank, unit)) for unit in range(inputs_of(plan))]
-    share = _sent_to_each(plan)
+    share = _share(plan)
     return _sums(names, plan, range(plan.rank * share, (plan.rank + 1) * share), given)
 
 
@@ -201,8 +217,8 @@ def _matmul_all_reduce(names: Names, plan: Plan, buffer: str, given: Given) -> l
     return _sums(names, plan, range(inputs_of(plan)), given)
 
 
-ALL_GATHER = Contract(("gathered",), _steps(_sent_by_each), _all_gather)
-ALL_GATHER_MATMUL = Contract(("output",), _steps(_sent_by_each), _all_gather_matmul)
-ALL_GATHER_MATMUL_TOTAL = Contract(("output",), _steps(_sent_by_each), _all_gather_matmul_total)
-MATMUL_REDUCE_SCATTER = Contract(("output",), _steps(_sent_to_each), _matmul_reduce_scatter)
-MATMUL_ALL_REDUCE = Contract(("output",), _steps(_sent_to_each), _matmul_all_reduce)
+ALL_GATHER = Contract(("gathered",), _steps(gathers=True), _all_gather)
+ALL_GATHER_MATMUL = Contract(("output",), _steps(gathers=True), _all_gather_matmul)
+ALL_GATHER_MATMUL_TOTAL = Contract(("output",), _steps(gathers=True), _all_gather_matmul_total)
+MATMUL_REDUCE_SCATTER = Contract(("output",), _steps(gathers=False), _matmul_reduce_scatter)
+MATMUL_ALL_REDUCE = Contract(("output",), _steps(gathers=False), _matmul_all_reduce)

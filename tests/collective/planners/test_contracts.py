@@ -26,8 +26,6 @@ from .changes import OWN, changed, problem_of
 from .test_values import expected
 from .world import World
 
-PLANNERS: list[Callable[..., Plan]] = OVERLAPPED
-
 
 def test_a_sum_in_another_order_is_another_sum() -> None:
     (plans,) = plan_calls(produce_reduce_scatter, 3, 1)
@@ -92,11 +90,11 @@ def test_regions_of_different_lengths_are_not_added() -> None:
 
 
 def test_the_text_of_a_huge_value_is_short() -> None:
-    own, place = Region("input", 0, 0, 1), Region("stage", 0, 0, 1)
+    place = Region("stage", 0, 0, 1)
     chain = [Step("reduce", "a", reads=(place, place), writes=(place,)) for _ in range(500)]
     steps = (
-        Step("fork", "a", writes=(own,)),
-        Step("publish", "a", reads=(own,), writes=(place,)),
+        Step("fork", "a", writes=(OWN,)),
+        Step("publish", "a", reads=(OWN,), writes=(place,)),
         *chain,
         Step("publish", "a", reads=(place,), writes=(Region("output", 0, 0, 1),)),
         Step("join", "a", reads=(Region("output", 0, 0, 1),)),
@@ -141,11 +139,9 @@ def test_a_total_has_every_chunk_once_in_any_order() -> None:
 
 
 def test_the_join_hands_over_all_of_an_output() -> None:
-    fork, join = (
-        Step("fork", "a", writes=(Region("input", 0, 0, 2),)),
-        Step("join", "a", reads=(Region("output", 0, 0, 1),)),
-    )
-    copy = Step("publish", "a", reads=(Region("input", 0, 0, 1),), writes=(Region("output", 0, 0, 1),))
+    half = Region("output", 0, 0, 1)
+    fork, join = Step("fork", "a", writes=(Region("input", 0, 0, 2),)), Step("join", "a", reads=(half,))
+    copy = Step("publish", "a", reads=(OWN,), writes=(half,))
     plan = Plan("half", 0, 1, (fork, copy, join), {"input": Life.INPUT, "output": Life.OUTPUT})
     contract = Contract(["output"], {"publish": copied}, lambda names, plan, buffer, given: [given(0, 0), given(0, 1)])
     found = problem_of([plan], contract)
@@ -213,7 +209,7 @@ def mutants(rng: random.Random, planner: Callable[..., Plan], world: int, **opti
         yield found
 
 
-@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("planner", OVERLAPPED)
 def test_changed_plans_are_accepted_only_if_they_compute_the_same_numbers(planner: Callable[..., Plan]) -> None:
     rng = random.Random(7)
     accepted = rejected = 0

@@ -20,10 +20,8 @@ from symm_overlap.collective.planners import (
 )
 from symm_overlap.plan import Life, Plan, Region, Step, plan_calls
 
-from .cases import OVERLAPPED, contracts_of
+from .cases import contracts_of
 from .changes import changed, problem_of
-
-PLANNERS: list[Callable[..., Plan]] = OVERLAPPED
 
 
 def test_a_matmul_with_another_chunk_than_it_names_is_wrong() -> None:
@@ -35,7 +33,7 @@ def test_a_matmul_with_another_chunk_than_it_names_is_wrong() -> None:
     assert "it computes chunk 1.0, but reads input@1[0] of call 0" in problem_of(other, MATMUL_REDUCE_SCATTER)
 
 
-@pytest.mark.parametrize("offsets", ["none", "own", "first"])
+@pytest.mark.parametrize("offsets", ["none", "own", "alone", "first"])
 def test_a_symmetric_input_is_read_where_its_rank_says_that_it_begins(offsets: str) -> None:
     (plans,) = plan_calls(all_gather_consume, 3, 1, symmetric=True)
 
@@ -43,9 +41,9 @@ def test_a_symmetric_input_is_read_where_its_rank_says_that_it_begins(offsets: s
         if step.kind != "pull":
             return step
         shard, offset = step.reads
-        return replace(
-            step, reads={"none": (shard,), "own": (shard, offset._replace(rank=0)), "first": (offset,)}[offsets]
-        )
+        own = offset._replace(rank=0)
+        reads = {"none": (shard,), "own": (shard, own), "alone": (offset,), "first": (offset, shard)}
+        return replace(step, reads=reads[offsets])
 
     found = problem_of(changed(plans, 0, wrong), ALL_GATHER_MATMUL)
     assert "it must read where each begins in this call" in found
@@ -113,7 +111,6 @@ def test_a_step_that_would_be_run_otherwise_than_its_regions_say_is_wrong(case: 
 
 def test_a_flag_is_set_once() -> None:
     (plans,) = plan_calls(fused_all_gather_matmul, 3, 1)
-
     plan = plans[0]
     first = next(index for index, step in enumerate(plan.steps) if step.kind == "wait")
     with_one = [*plan.steps[:first], Step("raise", "copy", chunk=(1, 0), after=(0,)), *plan.steps[first:]]
