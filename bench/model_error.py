@@ -32,10 +32,10 @@ from bench.harness.report import Row, grouped, median, quickest
 from bench.methods.emulated import copied_bytes
 from bench.predict import TORCHS, table_line
 from bench.published_times import published_lines, range_lines, source_lines
-from symm_overlap.collective.candidates import Candidate
-from symm_overlap.collective.chooser import choose
-from symm_overlap.collective.plans import planned
-from symm_overlap.collective.prediction import predict, predict_plain, predict_plan
+from symm_overlap.collective.choosing.candidates import Candidate
+from symm_overlap.collective.choosing.chooser import choose
+from symm_overlap.collective.choosing.plans import planned
+from symm_overlap.collective.choosing.prediction import predict, predict_plain, predict_plan
 from symm_overlap.collective.problem import Problem, problem
 from symm_overlap.runtime import TRAITS, Device, DeviceCosts, costs_of
 from symm_overlap.settings import Settings

@@ -24,7 +24,7 @@ import symm_overlap
 from bench.harness.environment import environment
 from bench.harness.launch import Rank, launch
 from bench.harness.report import environment_lines
-from symm_overlap.collective import chooser
+from symm_overlap.collective.choosing import chooser
 from symm_overlap.runtime import state_of
 
 WORLD, BLOCK = 2, 10

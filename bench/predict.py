@@ -21,11 +21,11 @@ import torch
 
 from bench.harness import shapes
 from bench.harness.case import OPS
-from symm_overlap.collective.candidates import Candidate
-from symm_overlap.collective.choice import Prediction
-from symm_overlap.collective.chooser import choose
+from symm_overlap.collective.choosing.candidates import Candidate
+from symm_overlap.collective.choosing.choice import Prediction
+from symm_overlap.collective.choosing.chooser import choose
+from symm_overlap.collective.choosing.prediction import predict_plain, predict_plan
 from symm_overlap.collective.planners.published import torch_all_gather_matmul, torch_matmul_reduce_scatter
-from symm_overlap.collective.prediction import predict_plain, predict_plan
 from symm_overlap.collective.problem import Problem, problem
 from symm_overlap.plan import Plan
 from symm_overlap.runtime import TRAITS, Device, costs_of

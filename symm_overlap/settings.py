@@ -26,7 +26,7 @@ Transform = Callable[[Plan, Table], Table]
 profilers use it. The results of a program must not depend on it."""
 
 PATHS = ("sequential", "pipelined", "fused", "c10d")
-"""The paths that a program may force. `symm_overlap.collective.chooser` explains them."""
+"""The paths that a program may force. `symm_overlap.collective.choosing.chooser` explains them."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

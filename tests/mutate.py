@@ -56,24 +56,26 @@ PATHS = ["tests/collective/test_paths.py", "tests/collective/test_paths_of_ops.p
 # For each folder or file: the tests to run. Quick tests that detect most changes come first.
 TESTS: dict[str, list[str]] = {
     "collective/planners": [*PLANNERS, "tests/collective/planners/test_synchronisation.py"],
-    "collective/chooser.py": PATHS,
+    "collective/choosing/chooser.py": PATHS,
     "collective/problem.py": PATHS,
     "collective/explain.py": PATHS,
     "collective/layouts.py": [STRIDES, *OPS],
-    "collective/parts.py": [*ACCESSES, *OPS],
+    "collective/parts": [*ACCESSES, *OPS],
     "collective/arguments.py": ["tests/collective/test_errors.py", "tests/collective/test_arguments.py"],
     "collective/ops": OPS,
     **dict.fromkeys(
-        [f"collective/{name}.py" for name in ("scaled", "scaled_parts", *(f"ops/{op}" for op in SCALED_OPS))], SCALED
+        [f"collective/{name}.py" for name in ("scaled", "parts/scaled", *(f"ops/{op}" for op in SCALED_OPS))], SCALED
     ),
     "collective/ops/symm_mem_names.py": ["tests/collective/test_symm_mem_names.py"],
-    "collective/functional.py": [f"tests/collective/test_{name}.py" for name in ("arguments", "check", "tracebacks")],
-    "collective/autograd.py": [
+    "collective/dispatch/functional.py": [
+        f"tests/collective/test_{name}.py" for name in ("arguments", "check", "tracebacks")
+    ],
+    "collective/dispatch/autograd.py": [
         GRADIENTS,
         SAVE,
         *(f"tests/collective/test_{name}.py" for name in ("backward_settings", "transforms_of_torch", "arguments")),
     ],
-    "collective/registration.py": [
+    "collective/dispatch/registration.py": [
         AUTOCAST,
         FLOP,
         *(f"tests/collective/test_{name}.py" for name in ("check", "tracebacks", "fake_group", "transforms_of_torch")),
@@ -88,7 +90,9 @@ TESTS: dict[str, list[str]] = {
         "tests/collective/test_symmetric_input.py",
         "tests/collective/test_torch_integration.py::test_random_values_are_within_the_rounding_of_the_dtype",
     ],
-    "collective/comparison.py": [f"tests/collective/test_{name}.py" for name in ("check", "mismatch", "failures")],
+    "collective/exchange/comparison.py": [
+        f"tests/collective/test_{name}.py" for name in ("check", "mismatch", "failures")
+    ],
     "settings.py": [
         f"tests/collective/test_{name}.py" for name in ("paths", "backward_settings", "settings", "errors")
     ],

@@ -24,6 +24,20 @@ BELOW: dict[str, set[str]] = {
     "blocks": {"settings"},
     "runtime": {"_C", "_torch", "plan"},
     "collective": {"_C", "_torch", "_version", "blocks", "kernels", "plan", "runtime", "settings"},
+    "collective/choosing": {
+        *("kernels", "plan", "runtime", "settings"),
+        *("collective/problem", "collective/planners"),
+    },
+    "collective/dispatch": {
+        *("_C", "_torch", "runtime", "settings"),
+        *("collective/_torch", "collective/arguments", "collective/exchange"),
+    },
+    "collective/exchange": {
+        *("_C", "_torch", "kernels", "plan", "runtime", "settings"),
+        *("collective/choosing", "collective/layouts", "collective/parts", "collective/planners"),
+        *("collective/problem", "collective/scaled"),
+    },
+    "collective/parts": {"runtime", "collective/layouts", "collective/scaled"},
     "collective/planners": {"plan"},
     "fsdp": set(),
     "kernels": set(),

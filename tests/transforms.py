@@ -15,8 +15,8 @@ from torch import Tensor
 
 import symm_overlap
 from bench.harness.unrepeated import unrepeated
-from symm_overlap.collective import chooser
-from symm_overlap.collective.choice import Choice
+from symm_overlap.collective.choosing import chooser
+from symm_overlap.collective.choosing.choice import Choice
 from symm_overlap.collective.exchange import Call
 from symm_overlap.plan import Plan, Step, Table
 from symm_overlap.runtime import group

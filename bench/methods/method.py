@@ -12,7 +12,7 @@ import torch
 from bench.harness import NotAvailableError
 from bench.harness.case import OPS, Case
 from bench.harness.launch import Rank
-from symm_overlap.collective.choice import Choice
+from symm_overlap.collective.choosing.choice import Choice
 from symm_overlap.runtime import backend_of
 
 Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]

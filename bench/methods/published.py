@@ -19,7 +19,8 @@ from symm_overlap.collective.exchange.planned.reduction import ScatterReduction
 from symm_overlap.collective.exchange.planned.run import Run
 from symm_overlap.collective.exchange.ranges import name_of_range
 from symm_overlap.collective.layouts import GatherLayout
-from symm_overlap.collective.parts import Products, ScatteredProducts
+from symm_overlap.collective.parts.products import Products
+from symm_overlap.collective.parts.scattered import ScatteredProducts
 from symm_overlap.collective.planners.published import torch_all_gather_matmul, torch_matmul_reduce_scatter
 from symm_overlap.collective.problem import Problem, problem
 from symm_overlap.plan import Life, Plan, Region

@@ -1,6 +1,6 @@
 """Collective matmul: the ops, how they are carried out, and the plans they run."""
 
-from .choice import Choice
+from .choosing.choice import Choice
 from .empty import empty
 from .exchange import called
 from .explain import explain

@@ -10,8 +10,8 @@ from .._torch import device_types_of, resolve_group
 from ..runtime import TRAITS, state_of
 from ..settings import current
 from .arguments import DTYPES, Group, group_name
-from .choice import Choice
-from .chooser import choose, choose_in_group
+from .choosing.choice import Choice
+from .choosing.chooser import choose, choose_in_group
 from .problem import OPS, OpKind, problem
 
 

@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from .._torch import TorchDispatchMode, has_no_data, lacking_data, tensors_without_data, tree_leaves
 from ..runtime import TRAITS, backend_of
 from ..settings import applied, current
-from .direct_call import KERNELS
+from .dispatch.direct_call import KERNELS
 from .exchange import Needs, raise_kernel_failures
 from .module_state import ModuleState
 from .uncompiled import uncompiled

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch.fx import Graph, GraphModule
 
-from ..collective.note import make_note
+from ..collective.dispatch.note import make_note
 from ._torch import (
     AnyPass,
     CustomGraphPass,

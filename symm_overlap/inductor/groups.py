@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from .._torch import resolve_group
-from ..collective.choice import Choice
-from ..collective.chooser import choose_in_group
+from ..collective.choosing.choice import Choice
+from ..collective.choosing.chooser import choose_in_group
 from ..collective.problem import Problem
 from ..runtime import TRAITS, GroupState, backend_of, state_of
 from ..settings import Settings

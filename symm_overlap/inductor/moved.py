@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..collective.choice import Choice
+from ..collective.choosing.choice import Choice
 from ..collective.exchange.bounds import bounds, element_bounds
 from .arrangement import Size
 

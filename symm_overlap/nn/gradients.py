@@ -23,8 +23,8 @@ from torch.autograd.function import once_differentiable
 
 from .._torch import untracked_views
 from ..collective import all_reduce, matmul_all_reduce
-from ..collective.autograd import factors_to_keep
 from ..collective.biases import gradient
+from ..collective.dispatch.autograd import factors_to_keep
 from ..collective.ops.product import product
 from ..settings import applied, current, in_backward
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..collective.plans import planned
-from ..collective.prediction import predict, predict_steps
+from ..collective.choosing.plans import planned
+from ..collective.choosing.prediction import predict, predict_steps
 from ..plan import At, Event, Step, Timeline, kind
 from ..plan.kinds import find
 from ..runtime import TRAITS, Device, costs_of, record_of

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..collective import called
-from ..collective.choice import Choice
+from ..collective.choosing.choice import Choice
 from ..collective.problem import Problem
 from ..plan import Step
 from ..plan.ranges import call_of

@@ -14,9 +14,9 @@ import torch
 
 from bench.harness.case import OPS as SHORT
 from bench.harness.shapes import parse
-from symm_overlap.collective.candidates import Candidate
-from symm_overlap.collective.choice import Choice
-from symm_overlap.collective.chooser import choose
+from symm_overlap.collective.choosing.candidates import Candidate
+from symm_overlap.collective.choosing.choice import Choice
+from symm_overlap.collective.choosing.chooser import choose
 from symm_overlap.collective.problem import problem
 from symm_overlap.runtime import Device
 from symm_overlap.settings import Settings

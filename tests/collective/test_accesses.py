@@ -23,7 +23,7 @@ from torch import Tensor
 
 import symm_overlap
 from symm_overlap.collective.exchange.planned import reduction
-from symm_overlap.collective.parts import ScatteredProducts
+from symm_overlap.collective.parts.scattered import ScatteredProducts
 from symm_overlap.plan import Plan, Step, Table
 from symm_overlap.settings import transformed
 from tests.collective.accesses import Recorder, watching_extension

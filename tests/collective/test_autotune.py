@@ -14,10 +14,10 @@ import torch
 
 import symm_overlap
 from symm_overlap.collective import tuning
-from symm_overlap.collective.candidates import Candidate
-from symm_overlap.collective.chooser import choose
+from symm_overlap.collective.choosing.candidates import Candidate
+from symm_overlap.collective.choosing.chooser import choose
+from symm_overlap.collective.choosing.tuned import Tuned
 from symm_overlap.collective.problem import problem
-from symm_overlap.collective.tuned import Tuned
 from symm_overlap.collective.tuning import calls, measuring, table
 from symm_overlap.runtime import state_of
 from symm_overlap.settings import Settings, current

@@ -11,10 +11,10 @@ import torch
 
 import symm_overlap
 from symm_overlap.collective import tuning
-from symm_overlap.collective.candidates import Candidate
-from symm_overlap.collective.chooser import choose
+from symm_overlap.collective.choosing.candidates import Candidate
+from symm_overlap.collective.choosing.chooser import choose
+from symm_overlap.collective.choosing.tuned import Tuned, keys_of, tuned_for
 from symm_overlap.collective.problem import problem
-from symm_overlap.collective.tuned import Tuned, keys_of, tuned_for
 from symm_overlap.collective.tuning import calls, measuring, table
 from symm_overlap.collective.tuning.measuring import candidates
 from symm_overlap.runtime import TRAITS, state_of

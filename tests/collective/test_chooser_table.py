@@ -6,7 +6,7 @@ import difflib
 
 import torch
 
-from symm_overlap.collective.chooser import choose
+from symm_overlap.collective.choosing.chooser import choose
 from symm_overlap.collective.problem import problem
 from symm_overlap.settings import Settings
 from tests.collective.chooser_table import FILE, text

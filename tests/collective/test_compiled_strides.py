@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from symm_overlap.collective.dispatch.registration import OPS
 from symm_overlap.collective.layouts import GatherLayout
-from symm_overlap.collective.registration import OPS
 from tests.collective import reference as ref
 from tests.ranks import Pool, Rank
 

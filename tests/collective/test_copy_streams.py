@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from symm_overlap.collective import plans
-from symm_overlap.collective.chooser import choose
+from symm_overlap.collective.choosing import plans
+from symm_overlap.collective.choosing.chooser import choose
 from symm_overlap.collective.problem import problem
 from symm_overlap.runtime import Device
 from symm_overlap.settings import Settings

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import symm_overlap
 from symm_overlap import _C
-from symm_overlap.collective import direct_call
+from symm_overlap.collective.dispatch import direct_call
 from tests.ranks import Pool, Rank
 
 OP = torch.ops.symm_overlap.fused_all_gather_matmul.default

@@ -13,7 +13,7 @@ import torch
 import torch.distributed._symmetric_memory as symm_mem
 
 import symm_overlap
-from symm_overlap.collective.chooser import choose
+from symm_overlap.collective.choosing.chooser import choose
 from symm_overlap.collective.explain import explain
 from symm_overlap.collective.ops.matmul_reduce_scatter import describe_scatter
 from symm_overlap.runtime.cpu.backend import CpuBackend

@@ -13,12 +13,12 @@ import torch
 from bench.harness.stand_in import standing_in
 from bench.harness.triton_gpu import NativeFlags
 from symm_overlap import _C
-from symm_overlap.collective import plans, prediction
-from symm_overlap.collective.candidates import Candidate
-from symm_overlap.collective.chooser import choose
+from symm_overlap.collective.choosing import plans, prediction
+from symm_overlap.collective.choosing.candidates import Candidate
+from symm_overlap.collective.choosing.chooser import choose
+from symm_overlap.collective.choosing.prediction import StepCosts, predict_plan
 from symm_overlap.collective.exchange.fused.run import FusedRun
 from symm_overlap.collective.planners import issued
-from symm_overlap.collective.prediction import StepCosts, predict_plan
 from symm_overlap.collective.problem import problem
 from symm_overlap.kernels import load
 from symm_overlap.plan import Program, Table

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import symm_overlap
-from symm_overlap.collective.places import _blocks
+from symm_overlap.collective.parts.places import _blocks
 from tests.collective import reference as ref
 from tests.collective.test_accesses import WAYS as WAYS_OF_PLANS
 from tests.collective.test_accesses import recording

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from symm_overlap.blocks import force_path
-from symm_overlap.collective.choice import Choice
+from symm_overlap.collective.choosing.choice import Choice
 from symm_overlap.collective.explain import explain
 from symm_overlap.collective.problem import OPS
 from symm_overlap.runtime import TRAITS

@@ -11,7 +11,7 @@ import torch
 
 import symm_overlap
 from symm_overlap.blocks import force_path
-from symm_overlap.collective.choice import Choice
+from symm_overlap.collective.choosing.choice import Choice
 from symm_overlap.collective.exchange import Call
 from symm_overlap.collective.explain import explain
 from symm_overlap.collective.problem import OPS

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from symm_overlap.blocks import force_path
-from symm_overlap.collective import plans, prediction
-from symm_overlap.collective.candidates import CHUNKS, SPANS, Candidate
-from symm_overlap.collective.chooser import choose
+from symm_overlap.collective.choosing import plans, prediction
+from symm_overlap.collective.choosing.candidates import CHUNKS, SPANS, Candidate
+from symm_overlap.collective.choosing.chooser import choose
+from symm_overlap.collective.choosing.prediction import StepCosts, predict_plan
+from symm_overlap.collective.choosing.quickest import REQUIRED_RATIO, REQUIRED_SAVING_MS
 from symm_overlap.collective.exchange.planned import gather, reduction
 from symm_overlap.collective.explain import explain
 from symm_overlap.collective.planners import produce_reduce_scatter
 from symm_overlap.collective.planners.published import torch_all_gather_matmul
-from symm_overlap.collective.prediction import StepCosts, predict_plan
 from symm_overlap.collective.problem import OPS, Problem, problem
-from symm_overlap.collective.quickest import REQUIRED_RATIO, REQUIRED_SAVING_MS
 from symm_overlap.plan import Step
 from symm_overlap.runtime import TRAITS, Device, DeviceCosts, costs_of
 from symm_overlap.settings import Settings

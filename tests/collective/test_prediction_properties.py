@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from symm_overlap.collective.candidates import Candidate
-from symm_overlap.collective.choice import Choice
-from symm_overlap.collective.chooser import choose
-from symm_overlap.collective.prediction import predict
+from symm_overlap.collective.choosing.candidates import Candidate
+from symm_overlap.collective.choosing.choice import Choice
+from symm_overlap.collective.choosing.chooser import choose
+from symm_overlap.collective.choosing.prediction import predict
+from symm_overlap.collective.choosing.quickest import REQUIRED_RATIO, REQUIRED_SAVING_MS
 from symm_overlap.collective.problem import OPS, Problem, problem
-from symm_overlap.collective.quickest import REQUIRED_RATIO, REQUIRED_SAVING_MS
 from symm_overlap.runtime import TRAITS, Device, DeviceCosts, costs_of
 from symm_overlap.settings import Settings
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 import symm_overlap
-from symm_overlap.collective.candidates import Candidate, ladders
-from symm_overlap.collective.chooser import choose
+from symm_overlap.collective.choosing.candidates import Candidate, ladders
+from symm_overlap.collective.choosing.chooser import choose
+from symm_overlap.collective.choosing.plans import planned
+from symm_overlap.collective.choosing.prediction import StepCosts, on_sms, predict
+from symm_overlap.collective.choosing.quickest import REQUIRED_RATIO
+from symm_overlap.collective.choosing.tuned import Tuned
+from symm_overlap.collective.dispatch.note import make_note, settings_in
 from symm_overlap.collective.exchange.ranges import called, name_of_range
-from symm_overlap.collective.note import make_note, settings_in
-from symm_overlap.collective.plans import planned
-from symm_overlap.collective.prediction import StepCosts, on_sms, predict
 from symm_overlap.collective.problem import problem
-from symm_overlap.collective.quickest import REQUIRED_RATIO
-from symm_overlap.collective.tuned import Tuned
 from symm_overlap.plan import simulate
 from symm_overlap.runtime import TRAITS, Device, costs_of
 from symm_overlap.settings import Settings

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import symm_overlap
-from symm_overlap.collective import chooser
+from symm_overlap.collective.choosing import chooser
 from symm_overlap.collective.planners.builder import span_sizes
 from symm_overlap.plan import Plan, Table
 from symm_overlap.plan.testing import delayed

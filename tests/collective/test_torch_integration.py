@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.library import opcheck
 
 import symm_overlap
-from symm_overlap.collective.registration import OPS
+from symm_overlap.collective.dispatch.registration import OPS
 from tests.collective import reference as ref
 from tests.ranks import Pool, Rank
 

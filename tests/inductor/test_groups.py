@@ -18,10 +18,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from symm_overlap import _C, inductor
 from symm_overlap._torch import resolve_group
-from symm_overlap.collective.candidates import Candidate
-from symm_overlap.collective.chooser import _choose
+from symm_overlap.collective.choosing.candidates import Candidate
+from symm_overlap.collective.choosing.chooser import _choose
+from symm_overlap.collective.choosing.tuned import Tuned, keys_of
 from symm_overlap.collective.problem import problem
-from symm_overlap.collective.tuned import Tuned, keys_of
 from symm_overlap.inductor.choices import Choices
 from symm_overlap.inductor.custom_pass import OverlapPass
 from symm_overlap.inductor.groups import choice_in, known_of_groups

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from symm_overlap.collective import called
-from symm_overlap.collective.chooser import choose
+from symm_overlap.collective.choosing.chooser import choose
 from symm_overlap.collective.exchange.ranges import name_of_range
 from symm_overlap.collective.problem import OPS, Problem, problem
 from symm_overlap.settings import Settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from symm_overlap.collective.choice import Choice
+from symm_overlap.collective.choosing.choice import Choice
 from symm_overlap.collective.exchange.ranges import name_of_range
 from symm_overlap.collective.problem import problem
 from symm_overlap.plan import Step

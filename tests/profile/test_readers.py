@@ -13,8 +13,8 @@ from unittest import mock
 
 import pytest
 
-from symm_overlap.collective.plans import planned
-from symm_overlap.collective.prediction import predict
+from symm_overlap.collective.choosing.plans import planned
+from symm_overlap.collective.choosing.prediction import predict
 from symm_overlap.plan import Step
 from symm_overlap.plan.ranges import range_of
 from symm_overlap.profile import Recording, exposure, kinds_of_calls, read

@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from symm_overlap.collective.choice import Choice
+from symm_overlap.collective.choosing.choice import Choice
 from symm_overlap.profile import Activity, Recording, report
 from symm_overlap.profile.recording import ROLES
 from symm_overlap.profile.report import describe

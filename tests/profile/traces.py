@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from symm_overlap.collective.choice import Choice
+from symm_overlap.collective.choosing.choice import Choice
 from symm_overlap.collective.exchange.ranges import name_of_range
 from symm_overlap.collective.planners import all_gather_consume
 from symm_overlap.collective.problem import problem

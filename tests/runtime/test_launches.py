@@ -21,7 +21,7 @@ import symm_overlap
 from bench.harness.stand_in import StandIn, standing_in
 from bench.harness.triton_gpu import beside_a_kernel
 from symm_overlap.collective.exchange.planned.reduction import ScatterReduction
-from symm_overlap.collective.parts import ScatteredProducts
+from symm_overlap.collective.parts.scattered import ScatteredProducts
 from symm_overlap.settings import transformed
 from tests.collective.scaled_cases import E4M3, ONE
 from tests.runtime.described_calls import all_calls

@@ -23,8 +23,7 @@ from torch import Tensor
 
 from ..._torch import all_gather_single, reduce_scatter_single
 from ..layouts import PartsLayout
-from ..parts import Consumer, Producer
-from ..row_parts import RowProducer
+from ..parts.protocol import Consumer, Producer, RowProducer
 from .bounds import bounds, piece_rows
 from .call import Call
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from ..._torch import resolve_group
 from ...runtime import GroupState, Lane, backend_of, direct_access, lane_group, rendezvous, state_of
 from ...settings import Settings
-from ..chooser import choose_in_group
-from ..comparison import compare_calls
+from ..choosing.chooser import choose_in_group
 from ..problem import Problem
+from .comparison import compare_calls
 from .route import Route, digest_of, keep_route
 
 _ODD = 0x9E3779B97F4A7C15  # spreads the count of calls over all bits of the hash
@@ -28,7 +28,7 @@ class Peers:
     long as all ranks make the same calls.
 
     Attributes:
-        announced: whether the peers have been notified of this call (`symm_overlap.collective.comparison`).
+        announced: whether the peers have been notified of this call (`symm_overlap.collective.exchange.comparison`).
     """
 
     __slots__ = ("announced", "group", "number", "rank", "settings", "state", "world")

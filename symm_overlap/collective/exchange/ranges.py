@@ -11,7 +11,7 @@ import torch
 
 from ...plan.ranges import call_of, range_of_call
 from ...runtime import TRAITS, around
-from ..choice import Choice
+from ..choosing.choice import Choice
 from ..problem import Problem, problem
 from .call import Call
 

@@ -7,8 +7,8 @@ the same settings. So the first call of a kind in each half of the workspace lea
 
 A call is repeated only if
 
-- its op says so (`symm_overlap.collective.registration.define`): it computes nothing besides one exchange, whose plan
-  writes all of the memory that the call returns;
+- its op says so (`symm_overlap.collective.dispatch.registration.define`): it computes nothing besides one exchange,
+  whose plan writes all of the memory that the call returns;
 - the script of the plan needs no Python;
 - every tensor that the script uses is an argument, a view of one, or memory that the plan writes before it reads it. A
   copy of an argument, for example, is none of these;
@@ -46,7 +46,7 @@ class Repeatable:
     """An op whose calls may be repeated.
 
     Args:
-        eager: the implementation of the op; see `symm_overlap.collective.registration.define`.
+        eager: the implementation of the op; see `symm_overlap.collective.dispatch.registration.define`.
         gathers: whether the first argument is gathered, so that peers may read it in place.
     """
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...plan import Layout, Plan
 from ...runtime import Backend, GroupState, Lane
-from ..choice import Choice
+from ..choosing.choice import Choice
 
 MOST_ROUTES = 4096  # for one group; if a program uses more, all of them are dropped
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from ..arguments import Group, TensorLike, dimension, group_name, remembered, require_tensor
-from ..autograd import call_op
+from ..dispatch.autograd import call_op
+from ..dispatch.functional import functional
+from ..dispatch.registration import define
 from ..exchange import Call, Peers, exchange_of
-from ..functional import functional
 from ..layouts import PartsLayout
 from ..problem import OPS, OpKind, Problem, problem
-from ..registration import define
 
 OPS["all_gather"] = OpKind(gathers=True)
 

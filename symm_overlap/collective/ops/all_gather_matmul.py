@@ -10,7 +10,7 @@ Algorithm: after torch's asynchronous tensor parallelism (micro-pipelined all-ga
     of the input is a matmul-reduce-scatter. If the gathered input was returned, it is kept and used for the gradients
     of the weights. Otherwise they need a second gather, which is consumed chunk by chunk.
 
-Routing: `symm_overlap.collective.chooser`.
+Routing: `symm_overlap.collective.choosing.chooser`.
 Example: ``Y = torch.ops.symm_overlap.fused_all_gather_matmul(A_shard, [B], 0, group.group_name)[1][0]``.
 """
 
@@ -25,14 +25,14 @@ import torch
 from torch import Tensor
 
 from ..arguments import Group, TensorLike, dimension, group_name, remembered, require_matmul, require_tensors
-from ..autograd import call_op
 from ..biases import Biases, gradients, named, one_each, require_biases, without_none
+from ..dispatch.autograd import call_op
+from ..dispatch.functional import functional
+from ..dispatch.registration import define
 from ..exchange import Call, Peers, exchange_of
-from ..functional import functional
 from ..layouts import GatherLayout, reference_gathered, reference_product
-from ..parts import Products, SummedProducts
+from ..parts.products import Products, SummedProducts
 from ..problem import OPS, OpKind, Problem, problem
-from ..registration import define
 from .product import product_of_rows
 
 OPS["all_gather_matmul"] = OpKind(gathers=True, multiplies=True, fused=True)

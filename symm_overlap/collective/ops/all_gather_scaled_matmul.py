@@ -8,7 +8,7 @@ Algorithm: as for `all_gather_matmul`. ``torch._scaled_mm`` multiplies each chun
     gathered, the matmul contracts it, and nothing is multiplied before the whole tensor has arrived: bias, result scale
     and rounding apply to the whole sum. One call of ``torch._scaled_mm`` then computes it.
 
-Routing: `symm_overlap.collective.chooser`.
+Routing: `symm_overlap.collective.choosing.chooser`.
 Example: ``Y = symm_overlap.all_gather_scaled_matmul(A_shard, [B], A_scale, [B_scale], 0, group)[1][0]``.
 """
 
@@ -23,12 +23,13 @@ import torch
 from torch import Tensor
 
 from ..arguments import Group, Like, TensorLike, dimension, group_name, like, require_matmul
-from ..autograd import call_op
+from ..dispatch.autograd import call_op
+from ..dispatch.functional import functional
+from ..dispatch.registration import define
 from ..exchange import Call, Peers, exchange_of
-from ..functional import functional
 from ..layouts import GatherLayout, reference_gathered, reference_product
+from ..parts.scaled import ScaledProducts
 from ..problem import OPS, OpKind, Problem, problem
-from ..registration import define
 from ..scaled import (
     FLOAT8,
     PRODUCTS,
@@ -41,7 +42,6 @@ from ..scaled import (
     weights_of,
     without_gradient,
 )
-from ..scaled_parts import ScaledProducts
 from .all_gather import gather
 
 OPS["all_gather_scaled_matmul"] = OpKind(gathers=True, multiplies=True, scaled=True, fused=True)

@@ -21,12 +21,12 @@ from torch import Tensor
 
 from ...runtime import Backend, Multiply, Part, Slice, Work, tensor_of, view_of
 from ..arguments import TensorLike, dimension, remembered, require_tensors
-from ..described_work import DescribedConsumer
+from ..dispatch.registration import define
 from ..exchange import Call, Peers, exchange_of
 from ..layouts import GatherLayout
-from ..parts import accumulator
+from ..parts.described import DescribedConsumer
+from ..parts.products import accumulator
 from ..problem import Problem, problem
-from ..registration import define
 
 
 def _require(A_shard: TensorLike, grads: Sequence[TensorLike], gather_dim: int, world: int) -> int:

@@ -9,8 +9,8 @@ Algorithm: a shard of the weight produces some columns of the product, or a summ
     The gradient of the input gathers the shards once more and multiplies with the transposed weight. The gradient of
     the weight is a matmul-reduce-scatter (`weight_grad_reduce_scatter`).
 
-Routing: `symm_overlap.collective.chooser`. The choice depends on the weight alone, because ranks may have different
-    numbers of rows, as in data parallelism.
+Routing: `symm_overlap.collective.choosing.chooser`. The choice depends on the weight alone, because ranks may have
+    different numbers of rows, as in data parallelism.
 Example: ``y = torch.ops.symm_overlap.fused_all_gather_weight_matmul(x, W_shard, 0, True, group.group_name)``.
 """
 
@@ -23,14 +23,14 @@ import torch
 from torch import Tensor
 
 from ..arguments import Group, TensorLike, dimension, group_name, remembered, require_reduce_op, require_tensors
-from ..autograd import call_op, factors_to_keep
+from ..dispatch.autograd import call_op, factors_to_keep
+from ..dispatch.functional import functional
+from ..dispatch.registration import define
 from ..exchange import Call, Peers, exchange_of
-from ..functional import functional
 from ..layouts import PartsLayout
-from ..parts import matrix
+from ..parts.scattered import matrix
+from ..parts.weights import WeightProducts
 from ..problem import OPS, OpKind, Problem, problem
-from ..registration import define
-from ..weight_parts import WeightProducts
 
 OPS["all_gather_weight_matmul"] = OpKind(gathers=True, multiplies=True, moves_weight=True)
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from ..arguments import Group, TensorLike, group_name, remembered, require_reduce_op, require_tensors
-from ..autograd import call_op
+from ..dispatch.autograd import call_op
+from ..dispatch.functional import functional
+from ..dispatch.registration import define
 from ..exchange import Call, Peers, exchange_of
-from ..functional import functional
+from ..parts.rows import Rows
 from ..problem import OPS, OpKind, Problem, problem
-from ..registration import define
-from ..row_parts import Rows
 
 OPS["all_reduce"] = OpKind(replicates=True)
 

@@ -9,7 +9,7 @@ Algorithm: a matmul-reduce-scatter followed by an all-gather of the sums (the tw
     dtype of the inputs. Products are added up in rank order in float32 (float64 for double). One rank rounds each sum
     once, so every rank gets the same bits.
 
-Routing: `symm_overlap.collective.chooser`.
+Routing: `symm_overlap.collective.choosing.chooser`.
 Example: ``Y = torch.ops.symm_overlap.fused_matmul_all_reduce(A, B, "sum", group.group_name)``.
 """
 
@@ -22,14 +22,14 @@ import torch
 from torch import Tensor
 
 from ..arguments import Group, TensorLike, group_name, remembered, require_reduce_op
-from ..autograd import call_op, factors_to_keep
 from ..biases import gradient, named, require_bias
+from ..dispatch.autograd import call_op, factors_to_keep
+from ..dispatch.functional import functional
+from ..dispatch.registration import define
 from ..exchange import Call, Peers, exchange_of
-from ..functional import functional
-from ..parts import matrix
+from ..parts.rows import RowProducts
+from ..parts.scattered import matrix
 from ..problem import OPS, OpKind, Problem, problem
-from ..registration import define
-from ..row_parts import RowProducts
 from .matmul_reduce_scatter import product_shape, summands
 from .product import product
 

@@ -12,7 +12,7 @@ Algorithm: after torch's asynchronous tensor parallelism (micro-pipelined matmul
 ``fused_matmuls_reduce_scatter`` scatters the sum of several products and a tensor. It is the gradient of an all-gather
 whose result is used several times.
 
-Routing: `symm_overlap.collective.chooser`.
+Routing: `symm_overlap.collective.choosing.chooser`.
 Example: ``Y = torch.ops.symm_overlap.fused_matmul_reduce_scatter(A, B, "sum", 0, group.group_name)``.
 """
 
@@ -36,13 +36,13 @@ from ..arguments import (
     require_reduce_op,
     require_tensors,
 )
-from ..autograd import call_op, factors_to_keep
 from ..biases import gradient, named, require_bias
+from ..dispatch.autograd import call_op, factors_to_keep
+from ..dispatch.functional import functional
+from ..dispatch.registration import define, size_of_group
 from ..exchange import Call, Peers, exchange_of
-from ..functional import functional
-from ..parts import ScatteredProducts, matrix
+from ..parts.scattered import ScatteredProducts, matrix
 from ..problem import OPS, Arguments, OpKind, Problem, problem
-from ..registration import define, size_of_group
 from ..sum_dtypes import SumDtypes, sum_dtypes
 from .product import product_of_rows
 

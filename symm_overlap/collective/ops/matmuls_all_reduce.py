@@ -18,11 +18,11 @@ from torch import Tensor
 
 from ..arguments import TensorLike, remembered, require_reduce_op
 from ..biases import Biases, gradients, named, one_each
+from ..dispatch.registration import define
 from ..exchange import Call, Peers, exchange_of
-from ..parts import matrix
+from ..parts.rows import RowSums
+from ..parts.scattered import matrix
 from ..problem import Problem, problem
-from ..registration import define
-from ..row_parts import RowSums
 from .matmul_reduce_scatter import summands
 from .matmuls_reduce_scatter import require_summands
 from .product import product

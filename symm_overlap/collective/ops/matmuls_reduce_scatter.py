@@ -31,8 +31,8 @@ from ..arguments import (
     require_tensors,
 )
 from ..biases import Biases, gradients, one_each, require_biases
+from ..dispatch.registration import define, size_of_group
 from ..exchange import Peers
-from ..registration import define, size_of_group
 from ..sum_dtypes import SumDtypes, sum_dtypes
 from .matmul_reduce_scatter import Scattered, describe_scatter, product_shape, scatter_sum, scattered_shape
 from .product import product, product_of_rows

@@ -12,7 +12,7 @@ Algorithm: as for `matmul_reduce_scatter`, the chunk for the next rank is comput
         output = reduce_scatter(total, reduce_op, scatter_dim, group)
         return output, [products[index] for index in keep], (total if keep_sum else None)
 
-Routing: `symm_overlap.collective.chooser`, as for a matmul-reduce-scatter.
+Routing: `symm_overlap.collective.choosing.chooser`, as for a matmul-reduce-scatter.
 Example: ``Y, (product,), _ = torch.ops.symm_overlap.fused_matmuls_reduce_scatter_keep(
     [A], [B], None, "sum", 0, group.group_name, keep=[0])``.
 """
@@ -28,10 +28,10 @@ from torch import Tensor
 
 from ..arguments import TensorLike, remembered
 from ..biases import Biases, gradients, one_each
+from ..dispatch.registration import define, size_of_group
 from ..exchange import Call, Peers, exchange_of
-from ..kept_products import KeptProducts
-from ..parts import matrix
-from ..registration import define, size_of_group
+from ..parts.kept import KeptProducts
+from ..parts.scattered import matrix
 from .matmul_reduce_scatter import Scattered, describe_scatter, scattered_shape
 from .matmuls_reduce_scatter import require_sum
 from .product import product, product_of_rows

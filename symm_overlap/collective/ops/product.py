@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ...runtime import backend_of
-from ..autograd import factors_to_keep
 from ..biases import gradient
-from ..registration import library
+from ..dispatch.autograd import factors_to_keep
+from ..dispatch.registration import library
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -21,11 +21,11 @@ from ..arguments import (
     require_reduce_op,
     require_tensors,
 )
-from ..autograd import call_op
+from ..dispatch.autograd import call_op
+from ..dispatch.functional import functional
+from ..dispatch.registration import define, size_of_group
 from ..exchange import Peers
-from ..functional import functional
 from ..problem import OPS, OpKind
-from ..registration import define, size_of_group
 from ..sum_dtypes import SumDtypes, sum_dtypes
 from .matmul_reduce_scatter import Scattered, describe_scatter, scatter_sum, scattered_shape
 

@@ -7,7 +7,7 @@ Problem: as for `matmul_reduce_scatter`. On GPUs float8 halves the time of the m
 Algorithm: as for `matmul_reduce_scatter`. ``torch._scaled_mm`` computes each chunk with the scales of its rows. Every
     rank adds the bias to its own product. `scaled_matmuls_reduce_scatter` does the same for a sum of several products.
 
-Routing: `symm_overlap.collective.chooser`.
+Routing: `symm_overlap.collective.choosing.chooser`.
 Example: ``Y = symm_overlap.scaled_matmul_reduce_scatter(A, B, A_scale, B_scale, "sum", 0, group)``.
 """
 
@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from ..arguments import Group, Like, dimension, group_name
-from ..autograd import call_op
+from ..dispatch.autograd import call_op
+from ..dispatch.functional import functional
+from ..dispatch.registration import define
 from ..exchange import Peers
-from ..functional import functional
-from ..registration import define
 from ..scaled import ScaledMatmul, Weight, keep_nothing, without_gradient
 from .scaled_matmuls_reduce_scatter import fake_scaled_sum, scatter_scaled_sum
 

@@ -11,7 +11,7 @@ Algorithm: as for `matmul_reduce_scatter`. ``torch._scaled_mm`` cannot accumulat
         products = [A @ B * A_scale * B_scale + bias for A, B, A_scale, B_scale, bias in zip(...)]
         reduce_scatter(sum(products) + addend, reduce_op, scatter_dim, group)
 
-Routing: `symm_overlap.collective.chooser`.
+Routing: `symm_overlap.collective.choosing.chooser`.
 Example: ``Y = torch.ops.symm_overlap.fused_scaled_matmuls_reduce_scatter([A, C], [B, D], [a, c], [b, d], [None, None],
     [None, None], None, "sum", 0, group.group_name, torch.bfloat16, [False, False])``.
 """
@@ -27,12 +27,12 @@ import torch
 from torch import Tensor
 
 from ..arguments import Like, TensorLike, dimension, like, require_divisible, require_reduce_op
+from ..dispatch.registration import define
 from ..exchange import Call, Peers, exchange_of
-from ..parts import matrix
+from ..parts.scaled import ScatteredScaledProducts
+from ..parts.scattered import matrix
 from ..problem import OPS, OpKind, problem
-from ..registration import define
 from ..scaled import ScaledMatmul, keep_nothing, require_multiplies, weights_of, without_gradient
-from ..scaled_parts import ScatteredScaledProducts
 from .matmul_reduce_scatter import Scattered, scattered_shape, summands
 
 OPS["scaled_matmul_reduce_scatter"] = OpKind(multiplies=True, scaled=True, fused=True)

@@ -12,7 +12,7 @@ Algorithm: as for `scaled_matmuls_reduce_scatter`. The code that computes a chun
         output = reduce_scatter(total, reduce_op, scatter_dim, group)
         return output, [products[index] for index in keep], (total if keep_sum else None)
 
-Routing: `symm_overlap.collective.chooser`, as for a scaled matmul-reduce-scatter.
+Routing: `symm_overlap.collective.choosing.chooser`, as for a scaled matmul-reduce-scatter.
 Example: ``Y, (product,), _ = torch.ops.symm_overlap.fused_scaled_matmuls_reduce_scatter_keep([A], [B], [a], [b],
     [None], [None], None, "sum", 0, group.group_name, torch.bfloat16, [False], keep=[0])``.
 """
@@ -22,8 +22,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..dispatch.registration import define
 from ..exchange import Peers
-from ..registration import define
 from ..scaled import keep_nothing, without_gradient
 from .matmuls_reduce_scatter_keep import require_kept
 from .scaled_matmuls_reduce_scatter import (

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..._torch import SHAPES_OF_SYMM_MEM, below_autocast
-from ..registration import size_in_graph
+from ..dispatch.registration import size_in_graph
 
 _installed: list[torch.library.Library] = []
 

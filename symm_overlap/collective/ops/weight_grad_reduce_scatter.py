@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ..arguments import TensorLike, remembered, require_divisible, require_reduce_op, require_tensors
+from ..dispatch.registration import define, size_of_group
 from ..exchange import Call, Peers, exchange_of
-from ..parts import ScatteredProducts, matrix
+from ..parts.scattered import ScatteredProducts, matrix
 from ..problem import OPS, OpKind, Problem, problem
-from ..registration import define, size_of_group
 from .matmul_reduce_scatter import scattered_shape
 
 OPS["weight_grad_reduce_scatter"] = OpKind(multiplies=True, moves_weight=True)

@@ -19,10 +19,10 @@ from ...kernels import has_kernels
 from ...runtime import TRAITS, GroupState, backend_of, direct_access
 from ...settings import PATHS, current
 from ..arguments import Group, group_name
-from ..candidates import Candidate
+from ..choosing.candidates import Candidate
+from ..choosing.tuned import Tuned, keys_of
 from ..exchange import Peers
 from ..problem import Problem
-from ..tuned import Tuned, keys_of
 from .calls import Shape, Wanted, wanted
 from .measuring import candidates, measure, problem_of
 from .table import add_if_possible, decoded, encoded, read_if_possible

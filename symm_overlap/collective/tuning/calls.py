@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..arguments import DTYPES, Group, group_name
+from ..choosing.prediction import ACTIVATIONS
 from ..ops.all_gather import all_gather
 from ..ops.all_gather_matmul import all_gather_matmul
 from ..ops.all_gather_scaled_matmul import all_gather_scaled_matmul
@@ -19,7 +20,6 @@ from ..ops.matmul_all_reduce import matmul_all_reduce
 from ..ops.matmul_reduce_scatter import matmul_reduce_scatter
 from ..ops.reduce_scatter import reduce_scatter
 from ..ops.scaled_matmul_reduce_scatter import scaled_matmul_reduce_scatter
-from ..prediction import ACTIVATIONS
 from ..problem import OPS
 from ..scaled import FLOAT8
 

@@ -12,7 +12,7 @@ from ...blocks import force_path
 from ...runtime import GroupState, backend_of
 from ...settings import PATHS
 from ..arguments import Group
-from ..candidates import Candidate, ladders
+from ..choosing.candidates import Candidate, ladders
 from ..problem import Problem
 from .calls import Wanted
 

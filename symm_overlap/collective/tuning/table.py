@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from ...settings import PATHS
-from ..candidates import Candidate
-from ..tuned import Tuned
+from ..choosing.candidates import Candidate
+from ..choosing.tuned import Tuned
 
 VARIABLE = "SYMM_OVERLAP_AUTOTUNE"
 _FORMAT = "symm_overlap autotune 2"

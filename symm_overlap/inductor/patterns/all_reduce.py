@@ -15,7 +15,7 @@ from math import prod
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from ...collective.registration import size_of_group
+from ...collective.dispatch.registration import size_of_group
 from .._torch import known
 from ..arrangement import atoms_of, of_shape
 from ..choices import Choices

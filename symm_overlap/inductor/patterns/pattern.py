@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from ...collective.choice import Choice
+from ...collective.choosing.choice import Choice
+from ...collective.dispatch.registration import size_of_group
 from ...collective.problem import problem
-from ...collective.registration import size_of_group
 from .._torch import GuardOnDataDependentSymNode
 from ..arrangement import Arrangement, Size
 from ..choices import Choices

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from symm_overlap.collective.arguments import Group, group_name, require_tensors
-from symm_overlap.collective.autograd import call_op
+from symm_overlap.collective.dispatch.autograd import call_op
+from symm_overlap.collective.dispatch.functional import functional
+from symm_overlap.collective.dispatch.registration import define
 from symm_overlap.collective.exchange import Call, Peers, exchange_of
-from symm_overlap.collective.functional import functional
 from symm_overlap.collective.layouts import PartsLayout
 from symm_overlap.collective.problem import OPS, OpKind, problem
-from symm_overlap.collective.registration import define
 
 OPS["all_gather_square_norms"] = OpKind(gathers=True)
 

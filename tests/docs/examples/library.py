@@ -8,8 +8,7 @@ from torch import Tensor
 from symm_overlap._torch import all_gather_single, reduce_scatter_single
 from symm_overlap.collective.exchange.call import Call
 from symm_overlap.collective.layouts import PartsLayout
-from symm_overlap.collective.parts import Consumer, Producer
-from symm_overlap.collective.row_parts import RowProducer
+from symm_overlap.collective.parts.protocol import Consumer, Producer, RowProducer
 
 
 def all_gather(

@@ -12,8 +12,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...layouts import PartsLayout
-from ...parts import Consumer, Producer
-from ...row_parts import RowProducer
+from ...parts.protocol import Consumer, Producer, RowProducer
 from .. import planned
 from ..call import Call
 from .gather import FusedGather

@@ -9,10 +9,12 @@ from torch import Tensor
 
 from ....kernels.configuration import multiplies
 from ....kernels.factor import Factor
-from ...parts import Consumer, Producer, Products, ScatteredProducts
-from ...row_parts import RowProducer, RowProducts
+from ...parts.products import Products
+from ...parts.protocol import Consumer, Producer, RowProducer
+from ...parts.rows import RowProducts
+from ...parts.scaled import ScaledProducts, ScatteredScaledProducts
+from ...parts.scattered import ScatteredProducts
 from ...scaled import FLOAT8, Weight
-from ...scaled_parts import ScaledProducts, ScatteredScaledProducts
 from ..call import Call
 
 

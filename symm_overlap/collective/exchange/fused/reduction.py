@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ....plan import Plan, Region, Step, Table
 from ....runtime import Sum, Work, carry_out
-from ...parts import Producer
+from ...parts.protocol import Producer
 from ...planners import fused_matmul_all_reduce, fused_matmul_reduce_scatter, one_launch
 from ..bounds import bounds, piece_rows
 from ..call import Call

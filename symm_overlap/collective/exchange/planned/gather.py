@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ....plan import Plan, Region, Step, Table
 from ....runtime import Copy, Fixed, Part, Work, carry_out, tensor_of, view_of
-from ...described_work import DescribedConsumer
+from ...choosing.plans import RING, gather_plan
 from ...layouts import PartsLayout
-from ...parts import Consumer
-from ...plans import RING, gather_plan
+from ...parts.described import DescribedConsumer
+from ...parts.protocol import Consumer
 from ..bounds import bounds
 from ..call import Call
 from .run import Run, scratch

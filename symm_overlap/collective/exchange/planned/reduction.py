@@ -9,8 +9,9 @@ from torch import Tensor
 
 from ....plan import Plan, Region, Step, Table
 from ....runtime import Part, Sum, Work
-from ...described_work import DescribedParts, DescribedRows
-from ...parts import Producer
+from ...choosing.plans import reduction_plan
+from ...parts.described import DescribedParts, DescribedRows
+from ...parts.protocol import Producer, RowProducer
 from ...planners import (
     one_shot_all_reduce,
     produce_all_reduce,
@@ -18,8 +19,6 @@ from ...planners import (
     produce_then_all_reduce,
     produce_then_reduce_scatter,
 )
-from ...plans import reduction_plan
-from ...row_parts import RowProducer
 from ..bounds import bounds, element_bounds, piece_rows
 from ..call import Call
 from .run import Run, scratch

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 
 from torch import Tensor
 
-from ..runtime import Backend, Part, Work, carry_out
+from ...runtime import Backend, Part, Work, carry_out
 
 
 class _Described:
@@ -31,19 +31,19 @@ class _Described:
         raise NotImplementedError
 
     def whole(self, whole: Tensor) -> None:
-        """See `symm_overlap.collective.parts` and `symm_overlap.collective.row_parts`."""
+        """See `symm_overlap.collective.parts.protocol`."""
         carry_out(self.backend, self.work(whole))
 
 
 class DescribedParts(_Described):
-    """A consumer or a producer (`symm_overlap.collective.parts`) of parts that belong to one rank each."""
+    """A consumer or a producer (`symm_overlap.collective.parts.protocol`) of parts that belong to one rank each."""
 
     def part_work(self, rank: int, start: int, part: Tensor | Part) -> Sequence[Work]:
         """Return what ``part(rank, start, part)`` does."""
         raise NotImplementedError
 
     def part(self, rank: int, start: int, part: Tensor) -> None:
-        """See `symm_overlap.collective.parts`."""
+        """See `symm_overlap.collective.parts.protocol`."""
         carry_out(self.backend, self.part_work(rank, start, part))
 
 
@@ -55,19 +55,19 @@ class DescribedConsumer(DescribedParts):
         return [work for rank, shard in enumerate(shards) for work in self.part_work(rank, 0, shard)]
 
     def shards(self, shards: Sequence[Tensor]) -> None:
-        """See `symm_overlap.collective.parts.Consumer`."""
+        """See `symm_overlap.collective.parts.protocol.Consumer`."""
         work = self.shards_work(shards)
         assert work is not None
         carry_out(self.backend, work)
 
 
 class DescribedRows(_Described):
-    """A producer of rows (`symm_overlap.collective.row_parts`)."""
+    """A producer of rows (`symm_overlap.collective.parts.rows`)."""
 
     def rows_work(self, start: int, out: Tensor | Part) -> Sequence[Work]:
         """Return what ``rows(start, out)`` does."""
         raise NotImplementedError
 
     def rows(self, start: int, out: Tensor) -> None:
-        """See `symm_overlap.collective.row_parts.RowProducer`."""
+        """See `symm_overlap.collective.parts.rows.RowProducer`."""
         carry_out(self.backend, self.rows_work(start, out))

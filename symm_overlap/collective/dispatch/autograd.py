@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from .. import _C
-from .._torch import (
+from ... import _C
+from ..._torch import (
     below_autocast,
     below_autograd,
     differentiable,
@@ -17,7 +17,7 @@ from .._torch import (
     redispatch,
     transforms_active,
 )
-from ..settings import applied, current, in_backward
+from ...settings import applied, current, in_backward
 from . import direct_call
 
 

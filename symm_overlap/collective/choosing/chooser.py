@@ -23,8 +23,8 @@ replaces peers that do not exist.
 
 The best available knowledge decides between ``sequential``, ``pipelined`` and ``fused``, and on the number of chunks
 or the span: first what the group has measured (`symm_overlap.autotune`); else, for a device whose operations have known
-costs, the prediction of a model (`symm_overlap.collective.prediction`); else measured thresholds. Costs and thresholds
-are traits of each kind of device (`symm_overlap.runtime.backend.Traits`).
+costs, the prediction of a model (`symm_overlap.collective.choosing.prediction`); else measured thresholds. Costs and
+thresholds are traits of each kind of device (`symm_overlap.runtime.backend.Traits`).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..runtime import TRAITS, Device, DeviceCosts, GroupState, Traits, costs_of
-from ..settings import Settings
+from ...runtime import TRAITS, Device, DeviceCosts, GroupState, Traits, costs_of
+from ...settings import Settings
+from ..problem import Problem
 from .candidates import Candidate, ladders, possible, span_of
 from .choice import Choice, Prediction
 from .prediction import copy_streams, doubt_of_fused, predict
-from .problem import Problem
 from .quickest import compared, quickest
 from .tuned import Tuned, tuned_for
 

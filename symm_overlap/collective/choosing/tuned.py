@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from ..problem import Problem
 from .candidates import Candidate
-from .problem import Problem
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from ..settings import current
-from .arguments import group_name
-from .comparison import REJECTIONS, report_rejection
-from .exchange import Peers
+from ...settings import current
+from ..arguments import group_name
+from ..exchange import Peers
+from ..exchange.comparison import REJECTIONS, report_rejection
 from .registration import calls, for_users
 
 _Wrapper = TypeVar("_Wrapper", bound=Callable[..., Any])

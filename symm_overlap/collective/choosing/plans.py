@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..plan import Plan
-from .planners.all_gather_consume import all_gather_consume
-from .planners.fused_all_gather_matmul import fused_all_gather_matmul
-from .planners.fused_matmul_all_reduce import fused_matmul_all_reduce
-from .planners.fused_matmul_reduce_scatter import fused_matmul_reduce_scatter
-from .planners.gather_then_consume import gather_then_consume
-from .planners.produce_all_reduce import produce_all_reduce
-from .planners.produce_reduce_scatter import produce_reduce_scatter
+from ...plan import Plan
+from ..planners.all_gather_consume import all_gather_consume
+from ..planners.fused_all_gather_matmul import fused_all_gather_matmul
+from ..planners.fused_matmul_all_reduce import fused_matmul_all_reduce
+from ..planners.fused_matmul_reduce_scatter import fused_matmul_reduce_scatter
+from ..planners.gather_then_consume import gather_then_consume
+from ..planners.produce_all_reduce import produce_all_reduce
+from ..planners.produce_reduce_scatter import produce_reduce_scatter
 
 if TYPE_CHECKING:
+    from ..problem import Problem
     from .choice import Choice
-    from .problem import Problem
 
 RING = 2
 """How many chunks of peers have memory when a weight is gathered: one is copied while the other is multiplied."""

@@ -8,9 +8,9 @@ from math import prod
 
 from torch import Tensor
 
-from ..runtime import Add, Backend, Copy, Make, Operand, Part, Work, tensor_of
-from .parts import Factors, ScatteredProducts
+from ...runtime import Add, Backend, Copy, Make, Operand, Part, Work, tensor_of
 from .places import Keep, Places
+from .scattered import Factors, ScatteredProducts
 
 
 class KeptProducts(ScatteredProducts):

@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from torch import Tensor
 
-from ..runtime import Add, Backend, Copy, Multiply, Operand, Part, Slice, Work, tensor_of, view_of
-from .described_work import DescribedRows
-from .parts import present
-
-
-class RowProducer(Protocol):
-    """Computes a matrix that is summed over ranks, for all ranks.
-
-    The ranks share out its rows, whose number need not be a multiple of the world size.
-    """
-
-    def rows(self, start: int, out: Tensor) -> None:
-        """Write rows ``start`` on to ``out``."""
-
-    def whole(self, out: Tensor) -> None:
-        """Write everything to ``out``, which is contiguous and may have another shape."""
+from ...runtime import Add, Backend, Copy, Multiply, Operand, Part, Slice, Work, tensor_of, view_of
+from .described import DescribedRows
+from .products import present
 
 
 class RowProducts(DescribedRows):

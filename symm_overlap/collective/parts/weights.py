@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..runtime import Backend, Multiply, Part, Slice, Work, tensor_of, view_of
-from .described_work import DescribedConsumer
-from .layouts import PartsLayout
-from .parts import accumulator
+from ...runtime import Backend, Multiply, Part, Slice, Work, tensor_of, view_of
+from ..layouts import PartsLayout
+from .described import DescribedConsumer
+from .products import accumulator
 
 
 class WeightProducts(DescribedConsumer):

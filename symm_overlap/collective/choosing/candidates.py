@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..runtime import TRAITS
-from .planners.builder import span_sizes
-from .problem import Problem
+from ...runtime import TRAITS
+from ..planners.builder import span_sizes
+from ..problem import Problem
 
 CHUNKS = (1, 2, 4)
 """The numbers of chunks among which a call in chunks chooses."""
@@ -19,7 +19,7 @@ class Candidate(NamedTuple):
     """A way to carry out a call.
 
     Attributes:
-        path: see `symm_overlap.collective.chooser`.
+        path: see `symm_overlap.collective.choosing.chooser`.
         chunks: how many chunks each rank's part is cut into.
         span: how many peers' parts one matmul covers at most.
     """

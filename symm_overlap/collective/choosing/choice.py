@@ -54,7 +54,7 @@ class Choice:
     """A path, how it is carried out, and why it was chosen.
 
     Attributes:
-        path: see `symm_overlap.collective.chooser`.
+        path: see `symm_overlap.collective.choosing.chooser`.
         exchange: "single", "planned", "fused", "c10d" or "fake".
         reason: why the path was chosen, in words.
         chunks: how many chunks each rank's part is cut into.

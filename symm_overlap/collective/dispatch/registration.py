@@ -15,14 +15,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .._torch import add_to_cache_keys, below_autocast, resolve_group, untracked_views
-from ..runtime import TRAITS, InMiddleOfCallError, NotCapturedError
-from ..settings import applied, in_backward, of_call
-from ._torch import keep_in_order
+from ..._torch import add_to_cache_keys, below_autocast, resolve_group, untracked_views
+from ...runtime import TRAITS, InMiddleOfCallError, NotCapturedError
+from ...settings import applied, in_backward, of_call
+from .._torch import keep_in_order
+from ..exchange import Peers, Repeatable
+from ..exchange.comparison import REJECTIONS, report_rejection
 from .autograd import autograd_kernel
-from .comparison import REJECTIONS, report_rejection
 from .direct_call import KERNELS
-from .exchange import Peers, Repeatable
 from .note import settings_in
 
 # A fragment: the C++ code defines ops in this namespace too.
@@ -56,8 +56,8 @@ def define(
 ) -> None:
     """Define ``torch.ops.symm_overlap.<name>``, and its overload ``compiled``.
 
-    The overload has one more argument, ``str note`` (`symm_overlap.collective.note`), and no gradient. Graph passes
-    that run after autograd write it into graphs. Such a pass has the groups' sizes in its own cache key.
+    The overload has one more argument, ``str note`` (`symm_overlap.collective.dispatch.note`), and no gradient. Graph
+    passes that run after autograd write it into graphs. Such a pass has the groups' sizes in its own cache key.
 
     Args:
         signature: the schema without the name, with an argument ``str group_name``: ``"(Tensor A, ...) -> Tensor"``.

@@ -8,7 +8,7 @@ import json
 from dataclasses import asdict
 from functools import lru_cache
 
-from ..settings import Settings
+from ...settings import Settings
 
 _SETTINGS = ("path", "chunks", "streams", "span", "timeout", "lane")
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from .._torch import StoreGoneError, group_store
-from ..runtime import Lane, compares, direct_access
+from ..._torch import StoreGoneError, group_store
+from ...runtime import Lane, compares, direct_access
 
 if TYPE_CHECKING:
-    from .exchange.call import Peers
+    from .call import Peers
 
 REJECTIONS = (TypeError, ValueError, AttributeError, LookupError, NotImplementedError)
 """The exceptions that bad arguments raise, here or in torch."""

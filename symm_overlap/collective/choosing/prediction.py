@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import torch
 
-from ..kernels.configuration import programs
-from ..plan import Plan, Step, kind
-from ..plan.one_rank import Conditions, makespan_of_one_rank, times_of_one_rank
-from ..runtime import Device, DeviceCosts
+from ...kernels.configuration import programs
+from ...plan import Plan, Step, kind
+from ...plan.one_rank import Conditions, makespan_of_one_rank, times_of_one_rank
+from ...runtime import Device, DeviceCosts
+from ..planners import issued
+from ..planners.kinds import CONSUME, POLL, PRODUCE, PUBLISH, RAISE, TILES
+from ..problem import Problem
 from .candidates import Candidate
 from .choice import Choice, Prediction
-from .planners import issued
-from .planners.kinds import CONSUME, POLL, PRODUCE, PUBLISH, RAISE, TILES
 from .plans import planned
-from .problem import Problem
 
 ACTIVATIONS = 4096
 """The assumed number of rows of every rank if a weight travels. Ranks may then multiply the weight with different

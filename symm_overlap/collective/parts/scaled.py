@@ -1,4 +1,4 @@
-"""The computation on the parts of a collective in a scaled matmul of float8 numbers. `parts` has the protocols.
+"""The computation on the parts of a collective in a scaled matmul of float8 numbers. `protocol` says what they are.
 
 A part is multiplied with the scales of its own rows. The scales of all rows are available before the first part, so
 that no step waits for them.
@@ -12,12 +12,13 @@ from math import prod
 
 from torch import Tensor
 
-from ..runtime import Add, Backend, Make, Operand, Part, Slice, Work, tensor_of, view_of
-from .described_work import DescribedConsumer, DescribedParts
-from .layouts import GatherLayout
-from .parts import Producer, in_rank_order, matrix
+from ...runtime import Add, Backend, Make, Operand, Part, Slice, Work, tensor_of, view_of
+from ..layouts import GatherLayout
+from ..scaled import ScaledMatmul, Weight
+from .described import DescribedConsumer, DescribedParts
 from .places import Keep, Places
-from .scaled import ScaledMatmul, Weight
+from .protocol import Producer
+from .scattered import in_rank_order, matrix
 
 
 class ScaledProducts(DescribedConsumer):

@@ -8,7 +8,7 @@ from math import prod
 
 from torch import Tensor
 
-from ..runtime import Copy, Part, Work, tensor_of, view_of
+from ...runtime import Copy, Part, Work, tensor_of, view_of
 
 Keep = Callable[[Tensor, Tensor | Part], Sequence[Work]]
 """``keep(kept, made)`` is the work that copies a computed tensor to its place in a kept tensor."""
