@@ -61,7 +61,7 @@ def add_send_recv(schedule: Schedule) -> Rows:
 
 
 def simulate(schedule: Schedule, peek: bool = False) -> Rows:
-    """Return the same table as `symm_overlap.pipeline.unit_time`."""
+    """Return the same table as `symm_overlap.pipeline.simulation.unit_time`."""
     todo = [[action for action in row if action is not None] for row in schedule.rows]
     table: Rows = [[] for _ in todo]
 

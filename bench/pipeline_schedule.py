@@ -30,12 +30,12 @@ from bench import pipeline_reference as reference
 from bench.harness.environment import environment
 from bench.harness.report import environment_lines
 from symm_overlap.pipeline import Schedule, to_torch
-from symm_overlap.pipeline.cost import simulate_cost
-from symm_overlap.pipeline.encoded import encode
 from symm_overlap.pipeline.generators import generate
 from symm_overlap.pipeline.lowering import add_send_recv
 from symm_overlap.pipeline.send_recv import encoded_send_recv
-from symm_overlap.pipeline.unit_time import simulate_unit_time
+from symm_overlap.pipeline.simulation.cost import simulate_cost
+from symm_overlap.pipeline.simulation.encoded import encode
+from symm_overlap.pipeline.simulation.unit_time import simulate_unit_time
 
 LARGEST_MS, UP_TO_32_RANKS_MS, TIMES_TORCH, MILLION_ACTIONS = 100.0, 10.0, 50.0, 2.0
 SEARCH_AT_MOST = 7_000

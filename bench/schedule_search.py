@@ -17,14 +17,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from symm_overlap.pipeline.activations import peak_activations
 from symm_overlap.pipeline.cost_file import read_costs
-from symm_overlap.pipeline.encoded import encode
 from symm_overlap.pipeline.generators import generate
 from symm_overlap.pipeline.layer_costs import LayerCosts
 from symm_overlap.pipeline.partition import balanced
 from symm_overlap.pipeline.search import search
 from symm_overlap.pipeline.search.find import STEPS
+from symm_overlap.pipeline.simulation.activations import peak_activations
+from symm_overlap.pipeline.simulation.encoded import encode
 
 FOLDER = Path(__file__).parent / "schedule_costs"
 RANKS, MICROBATCHES = 8, 16

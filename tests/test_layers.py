@@ -45,6 +45,8 @@ BELOW: dict[str, set[str]] = {
     "nn": {"_torch", "collective", "settings"},
     "pipeline": {"_sim", "plan"},
     "pipeline/model": {"pipeline"},
+    "pipeline/model/trace": {f"pipeline/model/{name}" for name in ("_torch", "environment", "memory", "skeleton")},
+    "pipeline/simulation": {"_sim", "plan", "pipeline/action", "pipeline/schedule"},
     "profile": {"collective", "pipeline", "plan", "runtime"},
     "fsdp/communication": {"_torch", "collective", "fsdp/_torch", "plan", "runtime", "settings"},
     "fsdp/layers": {"_torch", "collective", "fsdp/_torch"},

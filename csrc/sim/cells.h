@@ -1,5 +1,5 @@
-// A pipeline schedule as integers, one for each cell, row after row. symm_overlap/pipeline/encoded.py documents the
-// format.
+// A pipeline schedule as integers, one for each cell, row after row. symm_overlap/pipeline/simulation/encoded.py
+// documents the format.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,8 @@
 
 namespace symm_overlap::sim {
 
-// In the same order as KINDS in symm_overlap/pipeline/encoded.py. A WAIT_ action is kWait plus the kind it waits for.
+// In the same order as KINDS in symm_overlap/pipeline/simulation/encoded.py. A WAIT_ action is kWait plus the kind
+// it waits for.
 enum Kind : int {
   kEmpty,
   kForward,

@@ -14,7 +14,7 @@ struct PipelineWork {
 };
 
 // `body` and `tail` have the value for an action of kind k of stage s at index k * stages + s. A compound takes
-// `overlap` times the sum of the bodies of its parts. See symm_overlap/pipeline/work.py.
+// `overlap` times the sum of the bodies of its parts. See symm_overlap/pipeline/simulation/work.py.
 PipelineWork pipeline_work(const Rows& rows, const Doubles& body, const Doubles& tail, double overlap,
                            bool one_receive_stream);
 

@@ -13,7 +13,7 @@ struct UnitTime {
   bool complete;               // whether every action is reached
 };
 
-// See symm_overlap/pipeline/unit_time.py.
+// See symm_overlap/pipeline/simulation/unit_time.py.
 UnitTime unit_time(const Rows& rows, bool peek);
 
 }  // namespace symm_overlap::sim

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from ..pipeline import Schedule, read_csv, write_csv
 from ..pipeline.action import COMMUNICATION, DIALECTS
-from ..pipeline.cost import simulate_cost
-from ..pipeline.costs import PipelineCosts
 from ..pipeline.drawing import timeline, trace
 from ..pipeline.generators import GENERATORS, generate
 from ..pipeline.lowering import add_send_recv, lower, merge_backward
-from ..pipeline.unit_time import simulate_unit_time
+from ..pipeline.simulation.cost import simulate_cost
+from ..pipeline.simulation.costs import PipelineCosts
+from ..pipeline.simulation.unit_time import simulate_unit_time
 from ..pipeline.verify import TRANSPORTS, verify
 from ..plan import draw
 from . import schedule_search

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..pipeline import Schedule
-from ..pipeline.cost_result import CostResult
+from ..pipeline.simulation.cost_result import CostResult
 
 
 def title(schedule: Schedule, source: str) -> str:

@@ -4,11 +4,11 @@ from importlib import import_module
 from typing import Any
 
 from .action import Action, compound_of
-from .cost import simulate_cost
-from .costs import PipelineCosts
 from .csv_text import read_csv, write_csv
 from .schedule import Schedule
-from .unit_time import DeadlockError, simulate_unit_time
+from .simulation.cost import simulate_cost
+from .simulation.costs import PipelineCosts
+from .simulation.unit_time import DeadlockError, simulate_unit_time
 from .verify import verify
 
 _NEED_TORCH = {

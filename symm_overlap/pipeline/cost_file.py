@@ -30,8 +30,8 @@ from dataclasses import fields
 from importlib import import_module
 from typing import Any
 
-from .costs import OF_PIPELINE, PipelineCosts
 from .layer_costs import LayerCosts
+from .simulation.costs import OF_PIPELINE, PipelineCosts
 
 _ALL = tuple(field.name for field in fields(PipelineCosts))
 _OF_LAYER = tuple(name for name in _ALL if name not in OF_PIPELINE)

@@ -12,8 +12,8 @@ from typing import Any
 from ..plan import At, Event, Step, Timeline, draw
 from . import kinds as kinds  # registers them
 from .action import REDUCE_GRAD, UNSHARD, Action
-from .cost_result import CostResult
 from .measured import TimedAction
+from .simulation.cost_result import CostResult
 
 _STREAMS = {"SEND_F": "send", "SEND_B": "send", "RECV_F": "receive", "RECV_B": "receive"}
 _STREAMS |= {UNSHARD: "gather", REDUCE_GRAD: "reduce"}

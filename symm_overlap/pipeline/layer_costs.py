@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
-from .costs import PipelineCosts
+from .simulation.costs import PipelineCosts
 
 _SUMMED = (
     "forward",

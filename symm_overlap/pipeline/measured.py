@@ -18,8 +18,8 @@ from .action import (
     UNSHARD,
     Action,
 )
-from .costs import PipelineCosts
 from .schedule import Schedule
+from .simulation.costs import PipelineCosts
 from .verify.links import RECVS, SENDS, counterpart
 
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from itertools import accumulate, combinations
 from math import comb, frexp, inf, ldexp
 
-from .activations import fits, peak_activations
-from .cost import simulate_cost
-from .costs import PipelineCosts
-from .encoded import Encoded, encode
 from .layer_costs import LayerCosts
 from .schedule import Schedule
+from .simulation.activations import fits, peak_activations
+from .simulation.cost import simulate_cost
+from .simulation.costs import PipelineCosts
+from .simulation.encoded import Encoded, encode
 
 Sizes = tuple[int, ...]
 """For each stage, its number of layers."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from .. import _sim
-from .encoded import Encoded, integers
 from .lowering import add_send_recv
+from .simulation.encoded import Encoded, integers
 
 
 def encoded_send_recv(encoded: Encoded) -> Encoded:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from symm_overlap.pipeline import Action, Schedule
-from symm_overlap.pipeline.encoded import encode
 from symm_overlap.pipeline.send_recv import encoded_send_recv
+from symm_overlap.pipeline.simulation.encoded import encode
 
 # 1F1B of two ranks, with the empty cells of the golden tables.
 TWO_RANKS = ("0F0,0F1,,0B0,,0B1", ",1F0,1B0,1F1,1B1,")

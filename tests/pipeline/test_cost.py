@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from symm_overlap.pipeline import Schedule
-from symm_overlap.pipeline.cost import simulate_cost
-from symm_overlap.pipeline.cost_result import CostResult, _summed
-from symm_overlap.pipeline.costs import PipelineCosts
-from symm_overlap.pipeline.encoded import encode
 from symm_overlap.pipeline.generators import GENERATORS, generate
 from symm_overlap.pipeline.lowering import lower
 from symm_overlap.pipeline.send_recv import encoded_send_recv
-from symm_overlap.pipeline.work import pipeline_work
-from symm_overlap.pipeline.work_twin import pipeline_work as plain_work
+from symm_overlap.pipeline.simulation.cost import simulate_cost
+from symm_overlap.pipeline.simulation.cost_result import CostResult, _summed
+from symm_overlap.pipeline.simulation.costs import PipelineCosts
+from symm_overlap.pipeline.simulation.encoded import encode
+from symm_overlap.pipeline.simulation.work import pipeline_work
+from symm_overlap.pipeline.simulation.work_twin import pipeline_work as plain_work
 from symm_overlap.plan import engine, work
 
 from .executor import run

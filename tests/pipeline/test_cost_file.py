@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from symm_overlap.pipeline.cost_file import read_costs
-from symm_overlap.pipeline.costs import PipelineCosts
 from symm_overlap.pipeline.layer_costs import LayerCosts
+from symm_overlap.pipeline.simulation.costs import PipelineCosts
 
 
 def test_one_number_is_for_all_layers_and_a_list_has_one_for_each():

@@ -8,11 +8,11 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from symm_overlap.pipeline.cost import simulate_cost
-from symm_overlap.pipeline.costs import PipelineCosts
 from symm_overlap.pipeline.generators import generate
 from symm_overlap.pipeline.layer_costs import LayerCosts
 from symm_overlap.pipeline.partition import auto_partition, balanced, even
+from symm_overlap.pipeline.simulation.cost import simulate_cost
+from symm_overlap.pipeline.simulation.costs import PipelineCosts
 
 
 def all_partitions(layers: int, stages: int) -> list[tuple[int, ...]]:

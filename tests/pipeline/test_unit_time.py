@@ -9,11 +9,11 @@ import pytest
 
 from bench import pipeline_reference as reference
 from symm_overlap.pipeline import Action, Schedule, to_torch
-from symm_overlap.pipeline.encoded import encode
 from symm_overlap.pipeline.generators import generate
 from symm_overlap.pipeline.lowering import add_send_recv, defer_receives
 from symm_overlap.pipeline.send_recv import encoded_send_recv
-from symm_overlap.pipeline.unit_time import DeadlockError, simulate_unit_time
+from symm_overlap.pipeline.simulation.encoded import encode
+from symm_overlap.pipeline.simulation.unit_time import DeadlockError, simulate_unit_time
 
 from .random_schedules import random_compute, with_residency
 from .random_tables import random_table

@@ -9,7 +9,7 @@ import pytest
 from symm_overlap.pipeline import Action, Schedule, write_csv
 from symm_overlap.pipeline.generators import GENERATORS, generate
 from symm_overlap.pipeline.lowering import add_send_recv, defer_receives, lower
-from symm_overlap.pipeline.unit_time import DeadlockError, simulate_unit_time
+from symm_overlap.pipeline.simulation.unit_time import DeadlockError, simulate_unit_time
 from symm_overlap.pipeline.verify import TRANSPORTS, Place, verify
 
 from .links import finishes

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ._torch import keystr, tree_flatten_with_path
-from .calls import Flat
+from .trace.calls import Flat
 
 
 @dataclass(frozen=True)

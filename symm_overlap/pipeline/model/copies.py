@@ -14,10 +14,10 @@ import torch
 from torch import fx
 
 from ._torch import OpOverload
-from .calls import WHOLE_MODULE
-from .effects import Constant, touched, uses_statistics
-from .trace import Traced
-from .trace_error import TraceError, line_of
+from .trace.calls import WHOLE_MODULE
+from .trace.effects import Constant, touched, uses_statistics
+from .trace.error import TraceError, line_of
+from .trace.tracer import Traced
 
 _KEPT = ("placeholder", "get_attr")  # inputs, parameters and buffers
 

@@ -14,11 +14,11 @@ from itertools import accumulate
 
 from torch import Tensor, fx
 
-from .calls import Call
 from .copies import Copies
-from .effects import has_effects
-from .trace import Traced
-from .trace_error import TraceError
+from .trace.calls import Call
+from .trace.effects import has_effects
+from .trace.error import TraceError
+from .trace.tracer import Traced
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import fx
 from torch.utils.flop_counter import FlopCounterMode
 
 from .skeleton import Skeleton
-from .trace import Traced
+from .trace.tracer import Traced
 
 
 def flops_of_calls(traced: Traced, skeleton: Skeleton) -> list[float] | None:

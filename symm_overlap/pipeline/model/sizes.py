@@ -7,13 +7,13 @@ from itertools import pairwise
 
 from torch import fx, nn
 
-from ..costs import PipelineCosts
 from ..layer_costs import LayerCosts
 from ..partition import auto_partition, balanced, even
 from ..schedule import Schedule
+from ..simulation.costs import PipelineCosts
 from .flops import flops_of_calls
 from .skeleton import Skeleton
-from .trace import Traced
+from .trace.tracer import Traced
 
 Costs = str | Sequence[float] | LayerCosts
 Partition = str | Sequence[int] | Sequence[str]

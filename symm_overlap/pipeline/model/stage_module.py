@@ -15,9 +15,9 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
-from .calls import WHOLE_MODULE, Call, Flat
 from .cut import Part
-from .effects import Constant
+from .trace.calls import WHOLE_MODULE, Call, Flat
+from .trace.effects import Constant
 
 Tensors = dict[str, Tensor]
 Run = Callable[[Sequence[Tensor], Tensors], Any]

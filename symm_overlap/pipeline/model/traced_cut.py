@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from ..schedule import Schedule
 from .batch import Entries
-from .calls import Flat
 from .cut import Part, cut
 from .layers import is_inside, whole_modules
 from .sizes import Costs, Partition, layer_costs, sizes_of
 from .skeleton import Skeleton
 from .stage_module import Maker, Run, StageModule, Tensors, has, place, run_of
-from .trace import Traced, trace
+from .trace.calls import Flat
+from .trace.tracer import Traced, trace
 
 Finish = Callable[[Any, Tensors], Any]
 """Computes what the last stage returns from what the model returns and from the tensors of the batch."""

@@ -7,15 +7,15 @@ from itertools import accumulate, chain
 from math import inf
 from typing import NamedTuple
 
-from ..activations import Activations, fits
-from ..cost import simulate_cost
-from ..cost_result import CostResult
-from ..costs import PipelineCosts
-from ..encoded import Encoded, encode, integers
 from ..lowering import add_reduce_grad, add_send_recv, add_unshard_reshard, defer_receives
 from ..lowering.unshard import WINDOW
 from ..partition import Sizes
 from ..schedule import Schedule
+from ..simulation.activations import Activations, fits
+from ..simulation.cost import simulate_cost
+from ..simulation.cost_result import CostResult
+from ..simulation.costs import PipelineCosts
+from ..simulation.encoded import Encoded, encode, integers
 
 Rows = tuple[tuple[int, ...], ...]
 """For each rank, its cells as in `Encoded`."""

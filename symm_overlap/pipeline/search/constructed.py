@@ -7,11 +7,11 @@ from itertools import product
 from random import Random
 from typing import NamedTuple
 
-from ..activations import B, F, I
-from ..encoded import Encoded, encode, parts_of
 from ..layer_costs import LayerCosts
 from ..placement import loop, v
 from ..schedule import Schedule
+from ..simulation.activations import B, F, I
+from ..simulation.encoded import Encoded, encode, parts_of
 from .candidate import Budget, Candidate, Measured
 from .list_schedule import ListSchedule, Policy
 from .starts import candidate_of

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from math import inf, isnan
 from random import Random
 
-from ..activations import fits
 from ..layer_costs import LayerCosts
+from ..simulation.activations import fits
 from ..verify import verify
 from .candidate import Budget, Measured
 from .constructed import construct, places

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from random import Random
 
-from ..activations import fits
+from ..simulation.activations import fits
 from .candidate import Budget, Candidate, Measured
 from .moves import arcs, propose
 

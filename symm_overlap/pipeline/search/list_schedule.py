@@ -17,9 +17,9 @@ from heapq import heappop, heappush
 from math import inf
 from random import Random
 
-from ..activations import Activations, B, F, I, W, fits
-from ..costs import PipelineCosts
-from ..encoded import Encoded, code_of, integers, placement_of
+from ..simulation.activations import Activations, B, F, I, W, fits
+from ..simulation.costs import PipelineCosts
+from ..simulation.encoded import Encoded, code_of, integers, placement_of
 
 
 @dataclass(frozen=True)

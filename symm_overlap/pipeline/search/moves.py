@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from ..activations import B, F, I, W
-from ..cost_result import CostResult
-from ..encoded import code_of, fields, parts_of
 from ..lowering.unshard import WINDOW
+from ..simulation.activations import B, F, I, W
+from ..simulation.cost_result import CostResult
+from ..simulation.encoded import code_of, fields, parts_of
 from .candidate import Candidate
 from .shifts import shift
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from ..costs import PipelineCosts
 from ..partition import Sizes
 from ..schedule import Schedule
+from ..simulation.costs import PipelineCosts
 from .candidate import rounded
 from .starts import RejectedStart
 

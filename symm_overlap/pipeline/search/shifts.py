@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from random import Random
 
-from ..activations import B, F, I, W
-from ..encoded import code_of, fields
+from ..simulation.activations import B, F, I, W
+from ..simulation.encoded import code_of, fields
 from .candidate import Candidate
 
 FARTHEST = 6

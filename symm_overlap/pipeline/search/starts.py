@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from math import inf
 from typing import NamedTuple
 
-from ..activations import Activations
-from ..encoded import Encoded, encode
 from ..generators import GENERATORS, generate
 from ..layer_costs import LayerCosts
 from ..partition import Sizes, auto_partition, balanced, even
+from ..simulation.activations import Activations
+from ..simulation.encoded import Encoded, encode
 from .candidate import Candidate, Lowering
 
 PARTITIONS = ("balanced", "even", "auto")

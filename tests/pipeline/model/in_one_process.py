@@ -14,7 +14,7 @@ from symm_overlap.pipeline.model.cut import Part, cut
 from symm_overlap.pipeline.model.layers import layers_of, whole_modules
 from symm_overlap.pipeline.model.skeleton import Skeleton
 from symm_overlap.pipeline.model.stage_module import StageModule, has, place, run_of
-from symm_overlap.pipeline.model.trace import Traced, trace
+from symm_overlap.pipeline.model.trace.tracer import Traced, trace
 
 
 def traced(model: nn.Module, batch: dict[str, Any], **layers: Any) -> tuple[Traced, Skeleton, dict[str, Tensor]]:

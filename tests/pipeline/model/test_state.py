@@ -10,7 +10,7 @@ from symm_overlap.pipeline.model import TraceError
 from symm_overlap.pipeline.model.batch import Batch
 from symm_overlap.pipeline.model.layers import layers_of, whole_modules
 from symm_overlap.pipeline.model.skeleton import Skeleton
-from symm_overlap.pipeline.model.trace import trace
+from symm_overlap.pipeline.model.trace.tracer import trace
 from tests.pipeline.model.in_one_process import Stages
 from tests.pipeline.model.models import WIDTH, reals
 

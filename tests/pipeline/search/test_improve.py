@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from random import Random
 
-from symm_overlap.pipeline.costs import PipelineCosts
-from symm_overlap.pipeline.encoded import encode
 from symm_overlap.pipeline.generators import generate
 from symm_overlap.pipeline.layer_costs import LayerCosts
 from symm_overlap.pipeline.search.candidate import Budget
 from symm_overlap.pipeline.search.improve import improve, shortest
 from symm_overlap.pipeline.search.starts import candidate_of
+from symm_overlap.pipeline.simulation.costs import PipelineCosts
+from symm_overlap.pipeline.simulation.encoded import encode
 
 UNEVEN = LayerCosts(4, PipelineCosts(forward=(1, 3, 1, 2), weight_grad=0.5, message=0.3))
 

@@ -7,12 +7,12 @@ from itertools import pairwise
 
 import pytest
 
-from symm_overlap.pipeline.cost import simulate_cost
-from symm_overlap.pipeline.costs import PipelineCosts
 from symm_overlap.pipeline.layer_costs import LayerCosts
 from symm_overlap.pipeline.lowering import lower
 from symm_overlap.pipeline.search import search
-from symm_overlap.pipeline.unit_time import simulate_unit_time
+from symm_overlap.pipeline.simulation.cost import simulate_cost
+from symm_overlap.pipeline.simulation.costs import PipelineCosts
+from symm_overlap.pipeline.simulation.unit_time import simulate_unit_time
 from symm_overlap.pipeline.verify import TRANSPORTS, verify
 
 EVEN = LayerCosts(8, PipelineCosts(message=0.1))

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx
 
-from ._torch import HigherOrderOperator, OpOverload
+from .._torch import HigherOrderOperator, OpOverload
 from .calls import WHOLE_MODULE, Call
 from .writes import STATISTICS, arguments
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from .draws import Draws
-from .trace_error import PassedError
+from .error import PassedError
 
 _OF_TORCH = frozenset(vars(nn.Module()))
 _SIMPLE = (bool, int, float, str)

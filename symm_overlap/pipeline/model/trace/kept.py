@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, fx
 from torch.export.graph_signature import InputKind
 
-from ._torch import FakeTensor
+from .._torch import FakeTensor
 from .calls import WHOLE_MODULE, Call
 from .effects import graph_in, touched
-from .trace_error import TraceError
+from .error import TraceError
 
 _Value = tuple[int, frozenset[int]]
 """(number of a value, the indices of the batches that it depends on)."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from math import isfinite
 
-from ..plan.work import doubles
+from ...plan.work import doubles
 from .encoded import NUMBERS
 from .work import NUMBERS_OF_KINDS, Durations
 

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .. import _sim
+from ... import _sim
+from ..action import Action
+from ..schedule import Schedule
 from . import unit_time_twin
-from .action import Action
 from .encoded import Encoded, encode, integers
-from .schedule import Schedule
 
 SHOWN = 40
 """A `DeadlockError` shows this many of the last steps of the table."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .trace_error import PassedError, TraceError
+from .error import PassedError, TraceError
 
 
 def require_no_backward_hooks(modules: Mapping[str, nn.Module]) -> None:

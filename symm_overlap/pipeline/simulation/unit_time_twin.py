@@ -1,7 +1,7 @@
 """The unit-time simulation of csrc/sim in plain Python. It computes the same integers, for tests and for readers.
 
-`symm_overlap.pipeline.unit_time` documents what is computed. The plain Python form of the pass that adds sends and
-receives is `symm_overlap.pipeline.lowering.send_recv`.
+`symm_overlap.pipeline.simulation.unit_time` documents what is computed. The plain Python form of the pass that adds
+sends and receives is `symm_overlap.pipeline.lowering.send_recv`.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
 """Simulate a schedule with costs: how long a step takes, where ranks idle, what delays it, how much memory it needs.
 
-`symm_overlap.pipeline.work` turns the schedule into work, and the clock of plans (`symm_overlap.plan.work`) runs that
-work. If the schedule has only compute actions, sends and receives are added first.
+`symm_overlap.pipeline.simulation.work` turns the schedule into work, and the clock of plans (`symm_overlap.plan.work`)
+runs that work. If the schedule has only compute actions, sends and receives are added first.
 """
 
 from __future__ import annotations
 
-from .. import _sim
-from ..plan import work as clock
+from ... import _sim
+from ...plan import work as clock
+from ..schedule import Schedule
 from . import work
 from .cost_result import CostResult
 from .costs import PipelineCosts
 from .encoded import Encoded, encode, integers
-from .schedule import Schedule
 
 
 def simulate_cost(schedule: Schedule | Encoded, costs: PipelineCosts | None = None) -> CostResult:

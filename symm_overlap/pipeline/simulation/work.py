@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .. import _sim
-from ..plan.work import Work, doubles, integers
+from ... import _sim
+from ...plan.work import Work, doubles, integers
 from .encoded import Encoded
 
 NUMBERS_OF_KINDS = 32

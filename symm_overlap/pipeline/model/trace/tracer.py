@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind
 
-from ._torch import FakeTensor
+from .._torch import FakeTensor
+from ..skeleton import Skeleton
 from .calls import WHOLE_MODULE, Call, Flat, Recorder
 from .custom_gradients import require_no_backward_hooks
 from .effects import Constant, has_effects
+from .error import PassedError, TraceError, failure_message, line_of
 from .kept import require_nothing_kept
-from .skeleton import Skeleton
 from .state import State, modules_around
-from .trace_error import PassedError, TraceError, failure_message, line_of
 
 # Checks of dtypes. They would keep otherwise unused code alive.
 _NOT_COPIED = {torch.ops.aten._assert_tensor_metadata.default}

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ._torch import (
+from .._torch import (
     OpOverload,
     TorchDispatchMode,
     TreeSpec,
@@ -27,10 +27,10 @@ from ._torch import (
     tree_flatten,
     tree_unflatten,
 )
+from ..environment import autocast_state
 from .custom_gradients import RefusedGradients
-from .environment import autocast_state
+from .error import PassedError
 from .state import State
-from .trace_error import PassedError
 from .writes import arguments
 
 _CONSTANTS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ._torch import OpOverload
+from .._torch import OpOverload
 
 STATISTICS = ("running_mean", "running_var")
 _IF = ("training", "train", "use_input_stats")

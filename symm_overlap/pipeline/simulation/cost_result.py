@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from ..plan.work import TIE, Times
-from .action import Action
+from ...plan.work import TIE, Times
+from ..action import Action
 from .costs import PipelineCosts
 from .encoded import NUMBERS, Encoded, fields, parts_of
 

@@ -17,9 +17,9 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from .. import _sim
-from .action import Action, compound_of
-from .schedule import Schedule
+from ... import _sim
+from ..action import Action, compound_of
+from ..schedule import Schedule
 
 KINDS = (
     "",

@@ -20,7 +20,7 @@ _REMEDY = (
 )
 
 
-_AROUND = ("torch/nn/modules/module.py", "pipeline/model/calls.py")  # every call of a module passes through these
+_AROUND = ("torch/nn/modules/module.py", "pipeline/model/trace/calls.py")  # every call of a module passes through these
 
 
 class PassedError(TypeError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..plan.work import Work, doubles, integers, starts_of
+from ...plan.work import Work, doubles, integers, starts_of
 from .encoded import NUMBERS, OVERLAP, WAIT, Encoded, fields, parts_of
 from .work import STREAMS, Durations
 
@@ -20,7 +20,7 @@ _COMPUTES = (F, I, W, B, OVERLAP)
 def pipeline_work(
     encoded: Encoded, durations: Durations, overlap: float, slow_down: float, one_receive_stream: bool
 ) -> Work:
-    """See `symm_overlap.pipeline.work.pipeline_work`."""
+    """See `symm_overlap.pipeline.simulation.work.pipeline_work`."""
     return _Builder(encoded, durations, overlap, one_receive_stream).work(slow_down)
 
 
