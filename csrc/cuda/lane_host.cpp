@@ -75,6 +75,14 @@ std::function<bool(int)> death_in(const std::string& group_name, int world) {
   return [processes](int peer) { return processes[peer] && processes[peer]->dead(); };
 }
 
+// Returns the number of the capture that a stream is in; 0 if there is none, or it has failed.
+unsigned long long capture_of(cudaStream_t stream) {
+  cudaStreamCaptureStatus status;
+  unsigned long long capture = 0;
+  C10_CUDA_CHECK(cudaStreamGetCaptureInfo(stream, &status, &capture));
+  return status == cudaStreamCaptureStatusActive ? capture : 0;
+}
+
 std::unique_ptr<PinnedBlocks> pinned(const std::vector<at::Tensor>& hosts, const ControlBlock& block, int rank,
                                      const std::string& group_name) {
   if (hosts.empty()) return std::make_unique<PinnedBlocks>(block, rank);
@@ -172,9 +180,10 @@ bool LaneHost::begin(int64_t op, int64_t call, int64_t timeout_ns, uint64_t call
   c10::cuda::CUDAGuard guard(device_);
   // All ranks get the same result, because they capture the same calls.
   captured_ = c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
-  if (const auto stream = c10::cuda::getCurrentCUDAStream(); !captured_ && done_on_ && *done_on_ != stream) {
-    done_.block(stream);
-  }
+  const auto stream = c10::cuda::getCurrentCUDAStream();
+  const Done& done = captured_ ? captured_done_ : done_;
+  // What another capture has recorded cannot be waited for. Its replays are ordered by barriers.
+  if (done.on && *done.on != stream && done.capture == (captured_ ? capture_of(stream) : 0)) done.event.block(stream);
   in_memory_ = pinned_->of_all_ranks() && !captured_ && !by_kernels;
   ended_.reset();
   open_ = true;
@@ -227,10 +236,8 @@ bool LaneHost::barrier_around_replays(int channel) {
   c10::cuda::CUDAGuard guard(device_);
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
   if (captured_) {
-    cudaStreamCaptureStatus status;
-    unsigned long long capture = 0;
-    C10_CUDA_CHECK(cudaStreamGetCaptureInfo(stream, &status, &capture));
-    TORCH_CHECK(status == cudaStreamCaptureStatusActive, "symm_overlap: the capture of this CUDA graph has failed");
+    const unsigned long long capture = capture_of(stream);
+    TORCH_CHECK(capture != 0, "symm_overlap: the capture of this CUDA graph has failed");
     // Between two calls of one graph, no call of another graph runs, unless the other graph was captured between them,
     // as the body of a loop is. (Or was launched into the capture, which docs/limits.md forbids.)
     if (capture == capture_) return false;
@@ -291,10 +298,11 @@ void LaneHost::sleep(int64_t cycles) {
 bool LaneHost::end(const std::vector<at::Tensor>& outputs, const CudaFlags* flags) {
   c10::cuda::CUDAGuard guard(device_);
   if (flags != nullptr || !ended_ || !ended_->is_all_of(outputs)) poison(outputs, flags);
-  if (captured_) return false;
-  done_on_ = c10::cuda::getCurrentCUDAStream();
-  done_.record(*done_on_);
-  return true;
+  Done& done = captured_ ? captured_done_ : done_;
+  done.on = c10::cuda::getCurrentCUDAStream();
+  done.capture = captured_ ? capture_of(*done.on) : 0;
+  if (done.capture != 0 || !captured_) done.event.record(*done.on);
+  return !captured_;
 }
 
 void LaneHost::poison(const std::vector<at::Tensor>& outputs, const CudaFlags* flags) {

@@ -43,7 +43,8 @@ class LaneHost {
   ~LaneHost();
 
   // To be called before the first launch of a call, with the caller's stream current. Returns whether the call is
-  // captured. If not, the stream waits for the end of the last such call, which may have been issued on another stream.
+  // captured. The stream waits for the end of the last call, which may have been issued on another stream: of the same
+  // capture, if this call is captured, and otherwise of the last call that was not captured.
   //
   // `op` and `call` are written to the record if one of the call's waits fails. With its signals, the call announces
   // `call_hash` and `number` to the peers. `number` increases by one with each call that runs. The call's waits fail if
@@ -108,8 +109,13 @@ class LaneHost {
   uint32_t ends_ = 0;                       // the number of launches that end calls so far
   bool open_ = false;                       // no such launch was made for this call yet, or it may be replayed
   std::optional<issue::Written> ended_;     // the memory written by the launch that has ended this call
-  c10::Event done_{c10::DeviceType::CUDA};  // the end of the last call that was not captured
-  std::optional<c10::cuda::CUDAStream> done_on_;  // the stream of that call
+  struct Done {  // the end of a call
+    c10::Event event{c10::DeviceType::CUDA};
+    std::optional<c10::cuda::CUDAStream> on;
+    unsigned long long capture = 0;  // the capture that the call belongs to
+  };
+  Done done_;           // of the last call that was not captured
+  Done captured_done_;  // of the last one that was
   bool flush_ = false;
 };
 

@@ -1,10 +1,25 @@
 #include "cuda/stream.h"
 
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 
 namespace symm_overlap::cuda {
+
+namespace {
+
+constexpr int kPriorities = 4;       // torch has at most so many pools for each device
+constexpr int kStreamsOfAPool = 32;  // torch hands them out in turn, so so many calls leave the turn as it was
+
+bool captured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  C10_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
+  return status != cudaStreamCaptureStatusNone;
+}
+
+}  // namespace
 
 int64_t new_stream(int device, bool high_priority) {
   c10::cuda::CUDAGuard guard(device);
@@ -20,6 +35,19 @@ int64_t new_stream(int device, bool high_priority) {
 bool capturing(int device) {
   const c10::cuda::CUDAGuard guard(device);
   return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+}
+
+bool capturing_anywhere() {
+  for (c10::DeviceIndex device = 0; device < c10::cuda::device_count(); ++device) {
+    if (!c10::cuda::hasPrimaryContext(device)) continue;
+    if (capturing(device)) return true;
+    for (int priority = 0; priority > -kPriorities; --priority) {
+      for (int count = 0; count < kStreamsOfAPool; ++count) {
+        if (captured(c10::cuda::getStreamFromPool(priority, device))) return true;
+      }
+    }
+  }
+  return false;
 }
 
 }  // namespace symm_overlap::cuda

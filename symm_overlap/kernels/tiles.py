@@ -97,6 +97,7 @@ def multiply_tile(  # type: ignore[no-untyped-def]
     b_tile = b + steps[:, None].to(tl.int64) * b_k + columns[None, :].to(tl.int64) * b_n
     inside = columns[None, :] < n
     total = tl.full((TILE_M, TILE_N), 0.0, ACC)
+    step = tl.full((), TILE_K, tl.int64)  # times a stride of 2**25 elements, it would exceed 32 bits
     for at in tl.range(0, bound(k, INTERPRETED), TILE_K):
         if EVEN_K:
             x = tl.load(a_tile)
@@ -105,8 +106,8 @@ def multiply_tile(  # type: ignore[no-untyped-def]
             x = tl.load(a_tile, mask=steps[None, :] < k - at, other=0.0)
             y = tl.load(b_tile, mask=(steps[:, None] < k - at) & inside, other=0.0)
         total = dot(x, y, total, ACC, PRECISION, FAST, INTERPRETED)
-        a_tile += TILE_K * a_k
-        b_tile += TILE_K * b_k
+        a_tile += step * a_k
+        b_tile += step * b_k
     return total
 
 

@@ -11,7 +11,8 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from unittest import mock
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ import torch.distributed as dist
 
 import symm_overlap
 from symm_overlap.plan import Plan, Step, Table
+from symm_overlap.runtime.script import Script
 from symm_overlap.settings import transformed
 from tests.gpu.conditions import Path, error_of, finish, on_path
 from tests.gpu.conftest import WAITS, Worlds
@@ -185,6 +187,51 @@ def test_the_death_of_a_peer_is_noticed_within_a_second(
     if "SYMM_OVERLAP_HOST_GPU" not in os.environ:  # the threads of the host GPU compete for cores with other programs
         # On CPU, the time of a call includes the wait for the death.
         assert seconds < (2.0 if gpu_ranks.device == "cpu" and in_call else 1.0)
+
+
+# --- limits of a call
+
+
+def interrupted_before_it_is_issued(me: Rank, lane: int) -> bool:
+    """Return whether the current stream is still the caller's, after a call that an interruption ended early."""
+    with symm_overlap.lane(lane):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(3):
+                gather(me)
+            torch.cuda.synchronize()
+        dist.barrier(me.group)
+        mine = torch.cuda.Stream()
+        with torch.cuda.stream(mine):
+            with mock.patch.object(Script, "_run", side_effect=KeyboardInterrupt), suppress(KeyboardInterrupt):
+                gather(me)
+            stayed = torch.cuda.current_stream() == mine
+        finish(me)
+        with suppress(dist.DistBackendError):
+            symm_overlap.raise_failures()
+    works(me)
+    return stayed
+
+
+@pytest.mark.gpu
+def test_an_interruption_leaves_the_current_stream_as_it_was(gpu_ranks: Worlds, fresh_lane: Callable[[], int]) -> None:
+    assert gpu_ranks.run(2, interrupted_before_it_is_issued, fresh_lane()) == [True, True]
+
+
+def has_no_time(me: Rank, lane: int) -> str:
+    with symm_overlap.lane(lane):
+        works(me)
+        dist.barrier(me.group)
+        if me.rank == 1:
+            time.sleep(1.0)
+        with symm_overlap.timeout(1e-10):
+            return error_of(me, lambda: gather(me))
+
+
+@BY_WAITS
+def test_the_shortest_deadline_is_one_that_a_late_peer_misses(
+    gpu_ranks: Worlds, fresh_lane: Callable[[], int], waits: str
+) -> None:
+    assert "no signal from rank 1" in gpu_ranks.run(2, has_no_time, fresh_lane(), waits=waits)[0]
 
 
 # --- what may keep a wait from ending

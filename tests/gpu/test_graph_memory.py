@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from contextlib import suppress
+import threading
+from contextlib import nullcontext, suppress
 
 import pytest
 import torch
@@ -62,15 +63,25 @@ def test_graphs_outlive_the_channels_that_they_were_captured_with(gpu_ranks: Wor
     gpu_ranks.run(2, gets_more_channels, waits=waits)
 
 
-def lets_go_of_a_lane(me: Rank) -> None:
+def lets_go_of_a_lane(me: Rank, where: str) -> None:
     x = torch.ones(SIZE, device=me.device)
-    slots = Slots("gather", me.group, me.device, 2, current())
-    slots.reserve(2, 4096)
-    graph = torch.cuda.CUDAGraph()
+    slots = [Slots("gather", me.group, me.device, 2, current())]
+    slots[0].reserve(2, 4096)
+    graph, other = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+
+    def let_go() -> None:
+        slots.clear()
+        gc.collect()
+
     with torch.cuda.graph(graph):
         found = x + 1
-        del slots
-        gc.collect()
+        if where == "thread":
+            thread = threading.Thread(target=let_go)
+            thread.start()
+            thread.join()
+        else:
+            with torch.cuda.stream(other) if where == "other stream" else nullcontext():
+                let_go()
         found += 1
     graph.replay()
     agree(found, torch.full((SIZE,), 3.0))
@@ -78,8 +89,9 @@ def lets_go_of_a_lane(me: Rank) -> None:
 
 
 @pytest.mark.parametrize("waits", WAITS)
-def test_a_lane_may_go_away_during_a_capture(gpu_ranks: Worlds, waits: str) -> None:
-    gpu_ranks.run(2, lets_go_of_a_lane, waits=waits)
+@pytest.mark.parametrize("where", ["captured stream", "other stream", "thread"])
+def test_a_lane_may_go_away_during_a_capture(gpu_ranks: Worlds, where: str, waits: str) -> None:
+    gpu_ranks.run(2, lets_go_of_a_lane, where, waits=waits)
 
 
 def captures_in_vain(me: Rank, path: str) -> None:

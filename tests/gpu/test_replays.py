@@ -129,6 +129,47 @@ def test_nobody_overwrites_what_a_kernel_has_yet_to_read(gpu_ranks: Worlds) -> N
     gpu_ranks.run(2, in_any_order, "fused gather", 1, 5)
 
 
+def on_two_streams(me: Rank, kind: str, late: int) -> None:
+    """The calls of a graph are issued on two streams in turn, which no event orders. One rank's side stream is late."""
+    op, expected = op_of(me, kind)
+    every = [
+        [integers(ROWS, COLUMNS, seed=9 * call + r, dtype=torch.float32) for r in range(me.world)] for call in range(4)
+    ]
+    inputs = [each[me.rank].to(me.device) for each in every]
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with symm_overlap.lane(75):
+        op(inputs[0])
+        torch.cuda._sleep(1)  # loads its code, which a capture does not
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            main = torch.cuda.current_stream()
+            side.wait_stream(main)
+            outputs = []
+            for call, x in enumerate(inputs):
+                with torch.cuda.stream(side if call % 2 == 0 else main):
+                    if call % 2 == 0 and me.rank == late:
+                        torch.cuda._sleep(BEHIND)
+                    outputs.append(op(x))
+            main.wait_stream(side)
+    for _ in range(4):
+        graph.replay()
+        for output, numbers in zip(outputs, every, strict=True):
+            agree(output, expected(numbers))
+            output.fill_(float("nan"))
+    torch.cuda.synchronize()
+    symm_overlap.raise_failures()
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("kind", ["gather", "reduce", "fused gather"])
+def test_calls_of_a_lane_run_one_after_another_in_a_graph_whatever_stream_they_are_captured_on(
+    gpu_ranks: Worlds, kind: str, late: int
+) -> None:
+    if kind == "fused gather":
+        pytest.importorskip("triton")
+    gpu_ranks.run(2, on_two_streams, kind, late)
+
+
 def with_captures_of_its_own(me: Rank) -> None:
     """Rank 0 captures a call and discards the graph. The ranks stay in step."""
     op, expected = op_of(me, "gather")

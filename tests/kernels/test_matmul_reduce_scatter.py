@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 from unittest import mock
 
 import torch
@@ -14,6 +15,8 @@ from symm_overlap.kernels.tile_order import chunk_rows_of
 from tests.kernels.interpreted import CALLER, FLOATS, kernels, require_rounded
 from tests.kernels.test_all_gather_matmul import DESCRIBED, NAN, SHAPES, SMALL, evenly, factor, flags_for, random
 from tests.ranks import Pool, Rank
+
+MAP_NORESERVE = 0x4000  # Linux; Python has no name for it before 3.13
 
 
 def against_float64(me: Rank) -> None:
@@ -50,6 +53,25 @@ def against_float64(me: Rank) -> None:
 
 def test_any_shape_and_dtype_against_float64_and_every_flag_is_up(ranks: Pool) -> None:
     ranks.run(1, against_float64)
+
+
+def strides_do_not_overflow(me: Rank) -> None:
+    """Rows of the weight lie so far apart that a step along K exceeds 32 bits. Only touched pages need memory."""
+    tiles = Configuration(16, 16, 16, 1, 4, 1)
+    stride, k = 2**32 // tiles.tile_k, tiles.tile_k + 1
+    spread = mmap.mmap(-1, 2 * (tiles.tile_k * stride + 16), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    B = torch.frombuffer(spread, dtype=torch.float16).as_strided((k, 16), (stride, 1))
+    B.copy_(random(k, 16, dtype=torch.float16, seed=2))
+    A = random(16, k, dtype=torch.float16, seed=1)
+    made = factor(A, B)
+    kernels("matmul_reduce_scatter").matmul_reduce_scatter(
+        A, made, flags_for(1), evenly(0, 1, 16, 1), Machine(INTERPRETER, 2), configuration=tiles
+    )
+    require_rounded(made.product, A.double() @ B.double(), k)
+
+
+def test_strides_of_a_weight_may_be_as_large_as_memory(ranks: Pool) -> None:
+    ranks.run(1, strides_do_not_overflow)
 
 
 def flags_are_raised_behind_their_rows(me: Rank) -> None:

@@ -143,8 +143,9 @@ class CudaSignals:
     def begin(self, op: str, timeout: float, call_hash: int = 0, number: int = 0, by_kernels: bool = False) -> bool:
         """Begin a call. To be called before its first step, with the caller's stream current.
 
-        Return whether the call is being captured. If not, the current stream waits for the end of the last such call,
-        which may have been issued on another stream.
+        Return whether the call is being captured. The current stream waits for the end of the last call, which may
+        have been issued on another stream: of the last one in the same capture, or of the last one that was not
+        captured.
 
         Args:
             op: name of the op, for the errors of the call's waits.
@@ -161,7 +162,8 @@ class CudaSignals:
         """
         self.check()
         self._calls += 1
-        captured: bool = self._lane.begin(*self._named(op), round(timeout * 1e9), call_hash, number & _MASK, by_kernels)
+        deadline = max(1, round(timeout * 1e9)), call_hash, number & _MASK
+        captured: bool = self._lane.begin(*self._named(op), *deadline, by_kernels)
         return captured
 
     def barrier_around_replays(self) -> bool:

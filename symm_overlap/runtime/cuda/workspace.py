@@ -30,28 +30,28 @@ _FEWEST_CHANNELS = 8  # more than any op's plan needs, so that a lane's signals 
 _left: list[object] = []
 """What owners of symmetric memory have left that went away during a capture, until another workspace grows.
 
-torch waits for the device before it frees symmetric memory. During a capture this is an error. It is thrown by a
-destructor, so it would end the process.
+torch waits for the device before it frees symmetric memory. During a capture, by any thread, this is an error. It is
+thrown by a destructor, so it would end the process. Python may free the memory in any thread, on any stream.
 """
 
 
-def _leave(device: torch.device, held: object) -> None:
+def _leave(held: object) -> None:
     """Keep what an owner of symmetric memory holds, which is going away, if a graph is being captured."""
     if sys.is_finalizing():
         return
     with suppress(RuntimeError):  # CUDA itself has failed, or this process was forked
-        if _C.capturing(device.index):
+        if _C.capturing_anywhere():
             _left.append(held)
 
 
 class _Memory:
     """Keeps the memory of a workspace mapped. It may go away at any time."""
 
-    def __init__(self, device: torch.device, *held: object) -> None:
-        self._device, self._held = device, held
+    def __init__(self, *held: object) -> None:
+        self._held = held
 
     def __del__(self) -> None:
-        _leave(self._device, self._held)
+        _leave(self._held)
 
 
 class _Guard:
@@ -96,7 +96,7 @@ class CudaWorkspace:
 
     def __del__(self) -> None:
         if vars(self).get("half"):
-            _leave(self._device, vars(self))
+            _leave(vars(self))
 
     def guarded(self, lock: AbstractContextManager[object]) -> AbstractContextManager[object]:
         """See `Workspace.guarded`."""
@@ -165,7 +165,7 @@ class CudaWorkspace:
 
     def memory(self) -> object:
         """See `Workspace.memory`."""
-        return _Memory(self._device, self._tensor, self._handle)
+        return _Memory(self._tensor, self._handle)
 
     def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> None:
         """See `Workspace.begin`. Before the workspace is first allocated, there are no signals to prepare."""
