@@ -92,8 +92,8 @@ void CudaDriver::abandon() noexcept {
   int before = 0;
   // No guard here: it throws if CUDA itself has failed. In that case there is nothing to join.
   if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(device_) != cudaSuccess) return;
-  // An interruption may come before `begin`. In that case streams_[0] belongs to an earlier call, and the current stream
-  // is the caller's: only this driver makes one of its side streams the current one.
+  // An interruption may come before `begin`. In that case streams_[0] belongs to an earlier call, and the current
+  // stream is the caller's: only this driver makes one of its side streams the current one.
   if (const auto now = c10::cuda::getCurrentCUDAStream(device_);
       std::find(streams_.begin() + 1, streams_.end(), now) == streams_.end()) {
     streams_[0] = now;

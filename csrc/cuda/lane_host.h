@@ -102,14 +102,14 @@ class LaneHost {
   std::shared_ptr<HostLane> host_;
   Lane lane_;
   Call call_;
-  bool in_memory_ = false;                  // this call signals and waits by memory operations, in the host blocks
-  Ranks awaited_;                           // ranks that this call waits for by memory operations
-  bool captured_ = false;                   // this call is captured, and may be replayed
-  unsigned long long capture_ = 0;          // the capture that the last captured call belongs to; 0: there was none
-  uint32_t ends_ = 0;                       // the number of launches that end calls so far
-  bool open_ = false;                       // no such launch was made for this call yet, or it may be replayed
-  std::optional<issue::Written> ended_;     // the memory written by the launch that has ended this call
-  struct Done {  // the end of a call
+  bool in_memory_ = false;               // this call signals and waits by memory operations, in the host blocks
+  Ranks awaited_;                        // ranks that this call waits for by memory operations
+  bool captured_ = false;                // this call is captured, and may be replayed
+  unsigned long long capture_ = 0;       // the capture that the last captured call belongs to; 0: there was none
+  uint32_t ends_ = 0;                    // the number of launches that end calls so far
+  bool open_ = false;                    // no such launch was made for this call yet, or it may be replayed
+  std::optional<issue::Written> ended_;  // the memory written by the launch that has ended this call
+  struct Done {                          // the end of a call
     c10::Event event{c10::DeviceType::CUDA};
     std::optional<c10::cuda::CUDAStream> on;
     unsigned long long capture = 0;  // the capture that the call belongs to

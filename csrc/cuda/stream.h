@@ -14,8 +14,8 @@ int64_t new_stream(int device, bool high_priority);
 // Returns whether the current stream of a device is being captured, even if the capture has failed.
 bool capturing(int device);
 
-// Returns whether any thread captures on any device: on the current stream, or on one of torch's pools of streams, where
-// torch captures by default.
+// Returns whether any thread captures on any device: on the current stream, or on one of torch's pools of streams,
+// where torch captures by default.
 bool capturing_anywhere();
 
 }  // namespace symm_overlap::cuda
