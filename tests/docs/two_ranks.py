@@ -39,6 +39,8 @@ def printed_on_two_ranks(text: str, folder: Path, seconds: float = SECONDS) -> l
     environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "OMP_NUM_THREADS": "1"}
     environment |= {"GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     files = [folder / f"rank{rank}.txt" for rank in range(2)]
+    for file in files:
+        file.touch()  # a rank may be stopped before it has opened its file
     ranks: list[BaseProcess] = []
     try:
         for rank, file in enumerate(files):
