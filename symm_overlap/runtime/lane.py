@@ -12,11 +12,12 @@ therefore lay out its half anew.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakMethod, WeakSet
 
 import torch
@@ -231,6 +232,24 @@ class Lane:
             if max(1, nbytes) > self.workspace.half or channels > self.workspace.channels:
                 self._grow(op, max(1, nbytes), channels, seconds, call_hash)
                 self.calls += 1  # a separate number, so that the peers' next call is not compared with this one
+
+    def exchange(self, op: str, mine: object, seconds: float, call_hash: int) -> list[Any]:
+        """Return what every rank passes as ``mine``, data for JSON. Collective. A peer that makes another call on the
+        lane gets an error, as it does from `run`.
+
+        Raises:
+            RuntimeError: see `run`.
+        """
+        with self.turn(op):
+            self.workspace.begin(op, seconds, call_hash, self.calls)
+            try:
+                said = _C.exchange(self.group_name, "rendezvous", json.dumps(mine), self._tag)
+            except dist.DistBackendError as error:
+                raise dist.DistBackendError(f"{op}: {error}") from None
+            # A number of its own, as in `reserve`. It counts twice, because a GPU may still be in the previous call,
+            # whose half of the workspace the next call must not use.
+            self.calls += 2
+        return [json.loads(text) for text in said]
 
     def require_in_step(self) -> None:
         """Raise RuntimeError if no further call is possible: an earlier call failed, or this process was forked from

@@ -12,6 +12,8 @@ from torch import Tensor
 from ._torch import keystr, tree_flatten_with_path
 from .trace.calls import Flat
 
+_PLAIN = (int, float, str)  # their text is the same on every rank
+
 
 @dataclass(frozen=True)
 class Entries:
@@ -101,6 +103,22 @@ class Batch:
         """Return the tensors of each microbatch by name: its parts of those that are cut, and the shared ones."""
         split = {name: tensor.tensor_split(count, dim) for name, (tensor, dim) in self.cut.items()}
         return [{name: parts[index] for name, parts in split.items()} | self.shared for index in range(count)]
+
+    def described(self, mode: bool | None, gradients: bool, autocast: object) -> str:
+        """Return a description of the inputs and of how they are used, to compare it with those of other ranks."""
+        tensors = {name: tensor for name, (tensor, _) in self.cut.items()} | self.shared
+        of_tensors = (
+            f"{name} of shape {tuple(tensors[name].shape)}, {tensors[name].dtype}" for name in self.inputs.names
+        )
+        constants = (each for each in self.inputs.flat.constants if each is not None)
+        of_constants = (repr(each) if isinstance(each, _PLAIN) else type(each).__name__ for each in constants)
+        how = (
+            {None: "", True: "in training mode", False: "in evaluation mode"}[mode],
+            f"autocast {autocast}" * bool(autocast),
+        )
+        return "; ".join(
+            filter(None, [*of_tensors, *of_constants, *how, "with gradients" if gradients else "forwards alone"])
+        )
 
     @property
     def uncut(self) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..runtime.exchange import wait_for_all
+
 _DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16
 
 
@@ -18,5 +20,6 @@ def on_all_ranks(
     device = next((parameter.device for parameter in parameters), None)  # one that the group can send from
     numbers = [0.0, 0.0] if loss is None else [loss.item(), _DTYPES.index(loss.dtype)]
     said = torch.tensor(numbers, dtype=torch.float64, device=device)
-    dist.broadcast(said, group=group, group_src=source)
+    work = dist.broadcast(said, group=group, group_src=source, async_op=True)
+    wait_for_all(work, group, said.device, "the loss on all ranks")
     return said[0].to(_DTYPES[int(said[1])])

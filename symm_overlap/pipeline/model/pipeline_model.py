@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..runtime import PipelineRuntime, Stage
 from ..schedule import Schedule
 from ._torch import TensorChunkSpec, tree_flatten, tree_unflatten
+from .agreement import Agreement
 from .batch import Batch
 from .environment import autocast_state, device_of, schedule_for
 from .layers import Classes, layers_of
@@ -111,6 +112,7 @@ class PipelineModel:
             self._cut = SequentialCut(model, layers, self.schedule, partition, costs, first, last, kwargs_of)
         rank = dist.get_rank(group)
         self._parts = Parts(model, self.schedule, rank, wanted, device_of(model, wanted), init, state_dict)
+        self._agreement = Agreement(group)
         self._mode: bool | None = None  # as the model was, until train() or eval() is called
         self._runtimes: dict[Hashable, PipelineRuntime] = {}
         self._scalars: list[bool] = []
@@ -136,7 +138,8 @@ class PipelineModel:
             TraceError, ValueError, TypeError: the model cannot be cut; the message says where, and what to do.
             RuntimeError: another rank could not create its part.
         """
-        self._build(self._read(batch))
+        with self._agreement.rejecting():
+            self._build(self._read(batch))
         return self
 
     def run_train(self, **batch: Any) -> Tensor | None:
@@ -152,11 +155,14 @@ class PipelineModel:
         Raises:
             TraceError, ValueError, TypeError: the model cannot be cut, or it cannot run with this batch.
         """
-        read = self._read(batch)
-        if self._target is not None and self._target not in batch:
-            raise ValueError(f"the batch has no {self._target!r}, the target of the loss: it has {', '.join(batch)}")
-        self._build(read)
-        runtime = self._runtime(read, "loss", gradients=True)
+        with self._agreement.rejecting():
+            read = self._read(batch)
+            if self._target is not None and self._target not in batch:
+                raise ValueError(
+                    f"the batch has no {self._target!r}, the target of the loss: it has {', '.join(batch)}"
+                )
+            self._build(read)
+            runtime = self._runtime(read, "loss", gradients=True)
         losses: list[Tensor] = []
         runtime.step(**read.uncut, losses=losses, return_outputs=False)
         loss = torch.stack([each.reshape(()) for each in losses]).mean() if losses else None
@@ -175,10 +181,11 @@ class PipelineModel:
             floating-point tensors without dimensions, such as a loss, are averaged. If the loss is computed outside of
             the model and its target is in the batch, the mean of the losses. None on other ranks.
         """
-        read = self._read(batch)
-        self._build(read)
-        with_loss = self._loss is not None and self._target in batch
-        runtime = self._runtime(read, "loss" if with_loss else "outputs", gradients=False)
+        with self._agreement.rejecting():
+            read = self._read(batch)
+            self._build(read)
+            with_loss = self._loss is not None and self._target in batch
+            runtime = self._runtime(read, "loss" if with_loss else "outputs", gradients=False)
         returned = runtime.eval(**read.uncut)
         if returned is None:
             return None
@@ -243,21 +250,10 @@ class PipelineModel:
         return Batch.of(batch, self._target, self._batch_dims, self.schedule.microbatches)
 
     def _build(self, read: Batch) -> None:
-        if self._parts.built:
-            return
-        error: Exception | None = None
-        try:
+        if not self._parts.built:
             names = self._cut.modules(read.inputs, read.microbatches(self.schedule.microbatches)[0])
             self._parts.build(names, self._cut.model)
-        except Exception as caught:
-            error = caught
-        errors: list[str | None] = [None] * self.schedule.ranks
-        dist.all_gather_object(errors, error and f"{type(error).__name__}: {error}", group=self._group)
-        if error is not None:
-            raise error
-        for rank, message in enumerate(errors):
-            if message is not None:
-                raise RuntimeError(f"rank {rank} of the pipeline could not make its part of the model: {message}")
+        self._agreement.reach({"numbers of layers of the stages": self._cut.sizes})
 
     def _runtime(self, read: Batch, returns: str, *, gradients: bool) -> PipelineRuntime:
         """Return the runtime for batches of these shapes: messages through symmetric memory have fixed shapes."""
@@ -285,6 +281,7 @@ class PipelineModel:
                 tied=self._parts.tied,
                 transport=self._transport,
             )
+            self._runtimes[key].describe_batches(read.described(self._mode, gradients, autocast_state()))
         return self._runtimes[key]
 
     def _finish(self, read: Batch, returns: str) -> Callable[[Any, Tensors], Any]:

@@ -29,7 +29,7 @@ SUCCESS_CHANNEL = 1 << 9
 """The channel on which a rank confirms that its step went well."""
 
 _HEADER = 512  # bytes, enough for the description of almost every message
-_NUMBERS = 16  # bytes of the two numbers in the header: the length of the tensors, and that of the text
+_NUMBERS = 24  # bytes of the numbers in the header: the length of the tensors, that of the text, and the step's number
 _FAILED = -1
 """This in place of the length means that the message will never come. The text then says why."""
 
@@ -53,10 +53,11 @@ class C10dTransport:
         wire: carries the bytes of this step.
         rank, world: this rank, and the world size.
         device: the device of received tensors.
+        number: the number of this step, the same on every rank.
     """
 
-    def __init__(self, wire: Wire, rank: int, world: int, device: torch.device) -> None:
-        self._wire, self._device = wire, device
+    def __init__(self, wire: Wire, rank: int, world: int, device: torch.device, number: int) -> None:
+        self._wire, self._device, self._number = wire, device, number
         self._done: set[int] = set()  # ids of the steps whose send or receive has begun
         # For each step whose header has come, by id, its channel and the number of bytes that are still to come.
         self._pending_bytes: dict[int, tuple[Channel, int]] = {}
@@ -85,9 +86,15 @@ class C10dTransport:
 
         Raises:
             PeerFailedError: the sender has failed.
-            torch.distributed.DistBackendError: the sender has died, or did not send in time.
+            torch.distributed.DistBackendError: the sender has died, did not send in time, or is in another step.
         """
-        text, nbytes = self._receive_text(step)
+        text, nbytes, number = self._receive_text(step)
+        if number != self._number:
+            raise dist.DistBackendError(
+                f"pipeline step: rank {step.peer} is in its step {number} on this lane, and this rank is in its step "
+                f"{self._number}: one of them has rejected or left out a step. Use another lane (symm_overlap.lane) "
+                "on every rank, or a new group"
+            )
         message = tuple(Value.from_data(each) for each in json.loads(text))
         memory = self._receive_pending(id(step)) if nbytes else torch.empty(0, dtype=torch.uint8)
         tensors = place(message, _parts_of(memory.to(self._device)))
@@ -149,25 +156,28 @@ class C10dTransport:
             self._receive_pending(id(step))
 
     def _send_text(self, to: Channel, length: int, text: str) -> None:
-        """Send a header with two numbers and the text, and then the rest of a text that does not fit into the header.
+        """Send a header with three numbers and the text, and then the rest of a text that does not fit into the header.
 
         The header has a fixed size, so that the receiver can receive it without knowing anything about the message.
         """
         data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
         header = torch.zeros(_HEADER, dtype=torch.uint8)
-        header[:_NUMBERS] = torch.tensor([length, len(data)]).view(torch.uint8)
+        numbers = [length, len(data), self._number]
+        header[:_NUMBERS] = torch.tensor(numbers).view(torch.uint8)
         fits = min(len(data), _HEADER - _NUMBERS)
         header[_NUMBERS : _NUMBERS + fits] = data[:fits]
         self._wire.send(header, to)
         if fits < len(data):
             self._wire.send(data[fits:], to)
 
-    def _receive_text(self, step: Step) -> tuple[str, int]:
-        """Receive the text that describes a message. Return it, and the number of bytes that follow."""
+    def _receive_text(self, step: Step) -> tuple[str, int, int]:
+        """Receive the text that describes a message. Return it, the number of bytes that follow, and the number of the
+        sender's step.
+        """
         channel = _channel(step)
         self._done.add(id(step))
         header = self._wire.receive(_HEADER, channel, read=True).cpu()
-        length, following = header[:_NUMBERS].view(torch.int64).tolist()
+        length, following, number = header[:_NUMBERS].view(torch.int64).tolist()
         data = header[_NUMBERS : _NUMBERS + following]
         if following > len(data):
             data = torch.cat([data, self._wire.receive(following - len(data), channel, read=True).cpu()])
@@ -176,7 +186,7 @@ class C10dTransport:
             raise PeerFailedError(f"pipeline step: rank {step.peer} has failed: {json.loads(text)[0]}")
         if length:
             self._pending_bytes[id(step)] = channel, length
-        return text, length
+        return text, length, number
 
     def _receive_pending(self, step: int) -> Tensor:
         channel, nbytes = self._pending_bytes[step]

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ...runtime import are_enqueued
+from .exchange import wait_for_all
 
 FAILED = -math.inf
 """What a rank sends in place of its norm if it could not compute one."""
@@ -36,18 +37,19 @@ def clip_together(
         group: the ranks of the pipeline.
         device: a device that the group can send from.
     """
-    norm_type = float(norm_type)
-    if not norm_type > 0:
-        raise ValueError(f"clip_grad_norm_: norm_type is {norm_type}: it must be above 0, or 'inf'")
     own, failure = torch.zeros((), dtype=torch.float64, device=device), None
     try:
+        norm_type = float(norm_type)
+        if not norm_type > 0:
+            raise ValueError(f"clip_grad_norm_: norm_type is {norm_type}: it must be above 0, or 'inf'")
         norms = [_norm(alike, norm_type, foreach).to(own) for alike in _alike(counted)]
         own = torch.linalg.vector_norm(torch.stack([own, *norms]), norm_type)
     except Exception as error:  # the peers wait for this rank, so they are told
         own, failure = torch.full_like(own, FAILED), error
     # Every rank computes with the norms of all, in their order, so that all get the same bits.
     every = [torch.zeros_like(own) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(every, own, group=group)
+    work = dist.all_gather(every, own, group=group, async_op=True)
+    wait_for_all(work, group, device, "clip_grad_norm_")
     if failure is not None:
         raise failure
     # On a GPU, a look at them would stop the host until they are there. The norm is infinite if a rank failed.

@@ -104,6 +104,10 @@ class PipelineRuntime:
         self._has_last = any(self.schedule.next_stage(index) is None for index in self._stages)
         self.record: Record | None = None
 
+    def describe_batches(self, text: str) -> None:
+        """Let the first step of each kind compare this text with that of the other ranks, and fail if it differs."""
+        self._step_runner.batches = text
+
     def step(
         self,
         *args: Any,

@@ -4,6 +4,9 @@ The first step of a mode (training, or forwards alone) uses torch.distributed, w
 tensors. If the ranks can reach each other's memory, they then exchange these descriptions, and the following steps put
 the messages into symmetric memory. Each of these steps is one call of a lane (`symm_overlap.runtime.lane`): a rank that
 fails ends the waits of all others, and the others notice a rank that dies.
+
+Every rank counts its steps, including those that it rejected before they began. All messages carry the number of the
+step, so that no rank takes a message of one step for one of another.
 """
 
 from __future__ import annotations
@@ -18,7 +21,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ... import _C
 from ...plan import InlineStreams, Plan, Streams, Table, execute
 from ...plan.ranges import range_of_call
 from ...runtime import Lane, around, backend_of, direct_access, lane_of_pipelines, message_group, ranged, state_of
@@ -38,6 +40,14 @@ OP = "pipeline step"
 TRANSPORTS = ("symmetric", "c10d")
 _ODD = 0x9E3779B97F4A7C15  # spreads the number of the call over all bits of the hash
 _64_BITS = (1 << 64) - 1
+_EXCHANGE = 0x5851F42D4C957F2D  # in place of a mode's digest, in a step in which ranks exchange data
+
+
+def count_rejected(group: dist.ProcessGroup | None) -> None:
+    """Count a step of a group that was rejected before `StepRunner.run` could count it, on the current lane."""
+    found = group or dist.group.WORLD
+    if found is not None:
+        state_of(found).calls[lane_of_pipelines(current().lane_index)] += 1
 
 
 @dataclass
@@ -75,6 +85,9 @@ class StepRunner:
         device: the device of the messages.
         tied: the parameters that several stages share.
         transport: one of `TRANSPORTS`. None selects "symmetric" if the ranks reach each other's memory.
+
+    Attributes:
+        batches: a description of the batches of these steps, which must be the same on every rank.
     """
 
     def __init__(
@@ -84,6 +97,7 @@ class StepRunner:
         self._state = state_of(group)
         self._backend = backend_of(device.type)
         self._symmetric = False
+        self.batches = ""
         if self._state.fake and self._state.world > 1:
             raise ValueError("the group is a fake one: a pipeline of several ranks needs ranks that send and receive")
 
@@ -124,16 +138,21 @@ class StepRunner:
                 "a pipeline step cannot be captured in a CUDA graph, which may start a wait for a peer ahead of what "
                 "the peer waits for"
             )
+        self._state.calls[lane.index] += 1
         is_first = not mode.agreed
         if is_first:
             self._agree(mode, lane, settings)
         rank, world, wire = self._state.rank, self._state.world, self._wire(mode, lane, settings.seconds)
         if is_first:
             wire.connect(rank, world)
-        transport = C10dTransport(wire, rank, world, self._device)
+        transport = C10dTransport(wire, rank, world, self._device, self._number(lane))
         if mode.slots is not None:
             return self._through_slots(mode, mode.slots, lane, transport, prepare, settings.seconds)
-        return self._through_library(mode, lane, transport, prepare)
+        return self._through_library(mode, lane, transport, prepare, settings.seconds)
+
+    def _number(self, lane: Lane) -> int:
+        """Return the number of the current step."""
+        return self._state.calls[lane.index]
 
     def _wire(self, mode: Mode, lane: Lane, seconds: float) -> Wire:
         """Return the wire that carries the messages of one step by torch.distributed."""
@@ -165,7 +184,7 @@ class StepRunner:
                 self._run(plan, run, lane.workspace.steps(), lane.streams)
             written.extend(run.written)
 
-        call_hash = (mode.digest + lane.calls * _ODD) & _64_BITS or 1
+        call_hash = (mode.digest + self._number(lane) * _ODD) & _64_BITS or 1
         channels = 1 + max(mode.channels.values(), default=0)
         try:
             lane.run(OP, body, written, nbytes=slots.nbytes, channels=channels, seconds=seconds, call_hash=call_hash)
@@ -178,7 +197,7 @@ class StepRunner:
         return begun[0]
 
     def _through_library(
-        self, mode: Mode, lane: Lane, transport: C10dTransport, prepare: Callable[[], StepRun]
+        self, mode: Mode, lane: Lane, transport: C10dTransport, prepare: Callable[[], StepRun], seconds: float
     ) -> StepRun:
         """Run a step over torch.distributed. If the ranks can use symmetric memory, lay out the slots afterwards."""
         plan, tied = mode.through_library, self._tied
@@ -193,7 +212,7 @@ class StepRunner:
             transport.fail(steps, error)
             raise
         if self._symmetric:
-            self._lay_out(mode, lane, run)
+            self._lay_out(mode, lane, run, seconds)
         return run
 
     def _agree(self, mode: Mode, lane: Lane, settings: Settings) -> None:
@@ -205,13 +224,16 @@ class StepRunner:
             "forced path": settings.forced_path,
             "schedule": write_csv(mode.schedule),
             "tied parameters": self._tied.named,
+            "batch": self.batches,
+            "count of steps, which includes rejected ones": self._number(lane),
         }
-        for rank, other in enumerate(self._exchange(lane, mine)):
+        for rank, other in enumerate(self._exchange(lane, mine, settings.seconds)):
             for what, value in mine.items():
-                if other.get(what) != value:
+                if (theirs := other.get(what)) != value:
+                    both = f" ({value}, and {theirs})" if what.startswith(("batch", "count")) else ""
                     raise ValueError(
-                        f"ranks {self._state.rank} and {rank} of the pipeline differ in their {what}: every rank must "
-                        "create its PipelineRuntime with the same arguments, and run the same steps"
+                        f"ranks {self._state.rank} and {rank} of the pipeline differ in their {what}{both}: every rank "
+                        "must create its PipelineRuntime with the same arguments, and run the same steps"
                     )
         if self._wanted != "c10d" and settings.forced_path != "c10d":
             self._symmetric = direct_access(self._state, self._device, settings.comparing)
@@ -221,13 +243,13 @@ class StepRunner:
                 )
         mode.agreed = True
 
-    def _lay_out(self, mode: Mode, lane: Lane, run: StepRun) -> None:
+    def _lay_out(self, mode: Mode, lane: Lane, run: StepRun, seconds: float) -> None:
         """Exchange the descriptions of this step's messages between all ranks, and lay out the slots for them."""
         mine = {
             f"{stage} {each}": [value.as_data() for value in found] for (stage, each), found in run.messages.items()
         }
         messages: dict[tuple[int, int], Message] = {}
-        for theirs in self._exchange(lane, mine):
+        for theirs in self._exchange(lane, mine, seconds):
             for key, message in theirs.items():
                 stage, microbatch = map(int, key.split())
                 messages[stage, microbatch] = tuple(Value.from_data(value) for value in message)
@@ -235,10 +257,10 @@ class StepRunner:
         mode.digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
         mode.slots = Slots(mode.links, messages)
 
-    def _exchange(self, lane: Lane, mine: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _exchange(self, lane: Lane, mine: Mapping[str, Any], seconds: float) -> list[dict[str, Any]]:
         """Send some data to all ranks, and return the data of each rank. Collective."""
-        tag = f"{OP} lane {lane.index}"
-        return [json.loads(text) for text in _C.exchange(self._state.name, OP, json.dumps(mine), tag)]
+        call_hash = (_EXCHANGE + self._number(lane) * _ODD) & _64_BITS or 1
+        return lane.exchange(OP, mine, seconds, call_hash)
 
     def _run(self, plan: Plan, run: StepRun, meets: Table, streams: Streams) -> None:
         """Execute a plan with the functions of the run and those that signal and wait, as settings transform them."""

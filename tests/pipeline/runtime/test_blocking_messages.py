@@ -48,7 +48,7 @@ def as_exchanges(steps: Sequence[Step]) -> list[Exchange]:
 
 def without_a_wire(rank: int, world: int) -> C10dTransport:
     nothing: Any = None
-    return C10dTransport(nothing, rank, world, CPU)
+    return C10dTransport(nothing, rank, world, CPU, 1)
 
 
 def test_ranks_that_wait_in_a_circle_are_found() -> None:
