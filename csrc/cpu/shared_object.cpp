@@ -2,15 +2,20 @@
 
 #include <c10/util/Exception.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <string>
 #include <utility>
 
 #include "cpu/file_limit.h"
@@ -44,6 +49,23 @@ std::string room() {
   return mib(double(fs.f_bavail) * fs.f_frsize) + " free of " + mib(double(fs.f_blocks) * fs.f_frsize);
 }
 
+// The bytes that can still be reserved: a larger request must fail before it takes the memory of other processes, which
+// the kernel would end. Memory of a file system in memory counts as long as it is available.
+size_t most_bytes() {
+  struct statvfs fs{};
+  if (statvfs(shm_dir().c_str(), &fs) != 0) return SIZE_MAX;
+  size_t most = size_t{fs.f_bavail} * fs.f_frsize;
+  struct statfs kind{};
+  if (statfs(shm_dir().c_str(), &kind) == 0 && kind.f_type == TMPFS_MAGIC) {
+    std::ifstream file("/proc/meminfo");
+    std::string name, unit;
+    for (size_t kib = 0; file >> name >> kib; std::getline(file, unit)) {
+      if (name == "MemAvailable:") most = std::min(most, kib << 10);
+    }
+  }
+  return most;
+}
+
 // Why space could not be reserved, and what to do.
 std::string why_not_reserved(int error) {
   if (error == EFBIG) {
@@ -53,7 +75,7 @@ std::string why_not_reserved(int error) {
     return "this process may not reserve space in " + shm_dir() + " (" + reason(error) +
            "). If a sandbox filters system calls, allow fallocate.";
   }
-  return shm_dir() + " has " + room() + " (" + reason(error) +
+  return shm_dir() + " has " + room() + ", of which at most " + mib(double(most_bytes())) + " can be had now (" + reason(error) +
          "). Free symmetric tensors, mount a larger tmpfs (docker run --shm-size=..., or mount -o remount,size=... " +
          shm_dir() + "), or set SYMM_OVERLAP_SHM_DIR to one with room.";
 }
@@ -77,6 +99,8 @@ SharedObject SharedObject::create(size_t bytes, const char* purpose) {
       object.fd_ >= 0, "symm_overlap: cannot create ", mib(bytes), " of shared memory for ", purpose, " in ", shm_dir(),
       ": ", reason(error),
       out_of_files(error) ? kFileAdvice : ". Mount a writable tmpfs there, or set SYMM_OVERLAP_SHM_DIR to one.");
+  TORCH_CHECK(bytes <= most_bytes(), "symm_overlap: asked for ", mib(bytes), " (", bytes,
+              " bytes) of shared memory for ", purpose, ", but ", why_not_reserved(ENOSPC));
   // In pieces: on some kernels a signal undoes a whole request, and a timer would interrupt a large one every time.
   for (size_t done = 0; done < bytes; done += error == 0 ? kPiece : 0) {
     error = ::posix_fallocate(object.fd_, static_cast<off_t>(done), static_cast<off_t>(std::min(kPiece, bytes - done)));

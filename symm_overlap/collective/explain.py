@@ -20,7 +20,7 @@ def explain(
     *,
     m: int,
     n: int,
-    k: int = 0,
+    k: int | None = None,
     dtype: torch.dtype = torch.bfloat16,
     world: int | None = None,
     group: Group | None = None,
@@ -35,7 +35,8 @@ def explain(
             "all_reduce", "all_gather_scaled_matmul" (use "all_gather" for a gather of the last dimension) or
             "scaled_matmul_reduce_scatter".
         m, n, k: for an op with a matmul, the whole matmul of one rank, (m, k) @ (k, n): m counts gathered rows, n is
-            the sum over weights. For an op without a matmul, the tensor that is gathered or summed is (m, n).
+            the sum over weights. For an op without a matmul, the tensor that is gathered or summed is (m, n), and k is
+            left out.
         dtype: dtype of the tensors, any for "all_gather"; for a sum of scaled matmuls, dtype of the products.
         world: number of ranks, for a group that need not exist.
         group: instead of ``world``, an existing group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh,
@@ -56,11 +57,13 @@ def explain(
     if (world is None) == (state is None):
         raise ValueError("explain: pass either world or group")
     if device is None:
-        device = "cuda" if group is None else _device_of(group)
+        device = "cuda" if group is None else device_of(group)
     world = as_int(world) if state is None else state.world  # type: ignore[arg-type]
     if op not in OPS:
         raise ValueError(f"explain({op!r}): allowed are {', '.join(sorted(OPS))}")
-    m, n, k = as_int(m), as_int(n), as_int(k)
+    if k is None and OPS[op].multiplies and not OPS[op].moves_weight:
+        raise ValueError(f"explain: {op} has a matmul: give k too, the size over which it sums")
+    m, n, k = as_int(m), as_int(n), as_int(k or 0)
     if world < 1 or min(m, n, k) < 0 or device not in TRAITS:
         raise ValueError(
             f"explain: m={m}, n={n}, k={k}, world={world}, device={device!r}: sizes must be at least 0, world at least "
@@ -87,7 +90,7 @@ def _require_shareable(kind: OpKind, m: int, n: int, k: int, world: int, last_di
         raise ValueError(f"explain: {name} is {size}, which {world} ranks cannot share evenly")
 
 
-def _device_of(group: Group) -> str:
+def device_of(group: Group) -> str:
     """Return the type of the devices of a group."""
     of = resolve_group(group_name(group))
     on_gpus = "cuda" in device_types_of(of) and (state_of(of).fake or torch.cuda.is_available())

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import platform
+import re
 import resource
 import signal
 import struct
@@ -185,6 +186,17 @@ def test_a_full_file_system_is_refused_with_what_was_asked_and_what_there_is(
     assert f"{folder} has 2.0 MiB free of 2.0 MiB" in message
     assert f"remount,size=... {folder}" in message
     assert "SYMM_OVERLAP_SHM_DIR" in message
+
+
+def test_more_than_there_is_is_refused_before_any_of_it_is_taken(fresh_ranks: Callable[..., Pool]) -> None:
+    """Otherwise the kernel would end processes, of this program or of others."""
+    began = time.monotonic()
+    ((kind, message),) = fresh_ranks(1).run(1, allocate, 1 << 50)
+    assert time.monotonic() - began < 20
+    assert kind == "RuntimeError"
+    assert re.search(
+        r"asked for 1073741824\.0 MiB .*/dev/shm has .* free of .*, and the machine .* MiB for it", message
+    )
 
 
 def with_small_files(me: Rank) -> tuple[str, str]:

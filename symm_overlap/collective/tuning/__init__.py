@@ -22,6 +22,7 @@ from ..arguments import Group, group_name
 from ..choosing.candidates import Candidate
 from ..choosing.tuned import Tuned, keys_of
 from ..exchange import Peers
+from ..explain import device_of
 from ..problem import Problem
 from .calls import Shape, Wanted, wanted
 from .measuring import candidates, measure, problem_of
@@ -35,7 +36,7 @@ def autotune(
     group: Group,
     *,
     dtype: torch.dtype = torch.bfloat16,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = None,
     paths: Sequence[str] | None = None,
     rounds: int = 7,
     again: bool = False,
@@ -68,7 +69,8 @@ def autotune(
         group: ProcessGroup, its name, a DeviceMesh, or (DeviceMesh, dimension).
         dtype: the dtype of tensors that are given as shapes. Scales are float32. The factors of scaled ops are
             float8_e4m3fn if ``dtype`` is not a float8 type.
-        device: "cpu" or "cuda".
+        device: "cpu" or "cuda". By default that of the group: CUDA if it can send from GPUs, and if there is one, else
+            CPU.
         paths: the paths to measure, among "sequential", "pipelined", "fused" and "c10d". By default all that may be
             quick: "fused" on GPUs for which there are kernels, "c10d" only if ranks cannot reach each other's memory.
             On CPU "fused" runs in an interpreter, and is measured only if it is named here.
@@ -95,7 +97,8 @@ def autotune(
     order = settings.order or "rank"
 
     def request() -> tuple[torch.device, list[Wanted]]:
-        return _place(device, paths, rounds), [wanted(shape, dtype, state.world) for shape in asked]
+        place = device_of(group) if device is None else device
+        return _place(place, paths, rounds), [wanted(shape, dtype, state.world) for shape in asked]
 
     if state.alone:
         request()
