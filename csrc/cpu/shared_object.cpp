@@ -75,7 +75,8 @@ std::string why_not_reserved(int error) {
     return "this process may not reserve space in " + shm_dir() + " (" + reason(error) +
            "). If a sandbox filters system calls, allow fallocate.";
   }
-  return shm_dir() + " has " + room() + ", of which at most " + mib(double(most_bytes())) + " can be had now (" + reason(error) +
+  return shm_dir() + " has " + room() + ", of which at most " + mib(double(most_bytes())) + " can be had now (" +
+         reason(error) +
          "). Free symmetric tensors, mount a larger tmpfs (docker run --shm-size=..., or mount -o remount,size=... " +
          shm_dir() + "), or set SYMM_OVERLAP_SHM_DIR to one with room.";
 }

@@ -195,7 +195,7 @@ def test_more_than_there_is_is_refused_before_any_of_it_is_taken(fresh_ranks: Ca
     assert time.monotonic() - began < 20
     assert kind == "RuntimeError"
     assert re.search(
-        r"asked for 1073741824\.0 MiB .*/dev/shm has .* free of .*, and the machine .* MiB for it", message
+        r"asked for 1073741824\.0 MiB .*/dev/shm has .* free of .*, of which at most .* can be had", message
     )
 
 
