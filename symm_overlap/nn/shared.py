@@ -56,7 +56,8 @@ class PrepareModuleInput(parallel.PrepareModuleInput):
             torch's style. Products are shared if exactly one input has the desired layout ``Replicate()``.
 
     Raises:
-        ValueError: ``linears`` is given and not exactly one input is gathered, or the mesh has several dimensions.
+        ValueError: ``linears`` is given and not exactly one input is gathered, it names a module that does not exist,
+            or the mesh has several dimensions.
         TypeError: at the first call, if a named module is not column-parallel.
     """
 
@@ -85,6 +86,8 @@ class PrepareModuleInput(parallel.PrepareModuleInput):
             raise ValueError(f"PrepareModuleInput: {type(module).__name__} has this style already: apply it once")
         positional, named = self._changes()
         linears = None if self.linears is None else tuple(self.linears)
+        for name in linears or ():
+            _require_submodule(module, name)
         inputs = Inputs(
             device_mesh, group_name(device_mesh), positional, named, self.use_local_output, linears, self.contiguous
         )
@@ -250,6 +253,16 @@ class Inputs:
             if not self.use_local_output:
                 whole = as_dtensor(whole, self.mesh, Replicate())
         return whole, products
+
+
+def _require_submodule(module: nn.Module, name: str) -> None:
+    try:
+        module.get_submodule(name)
+    except AttributeError:
+        has = ", ".join(child for child, _ in module.named_modules() if child)
+        raise ValueError(
+            f"PrepareModuleInput: linears names {name!r}, and {type(module).__name__} has no such module: it has {has}"
+        ) from None
 
 
 def _path(module: nn.Module, name: str) -> list[nn.Module]:

@@ -57,7 +57,7 @@ class PrefetchPlan:
         # In the very first step torch initialises itself, which must not be part of the times.
         new = any(_torch.is_new(_torch.state_of(each)) for each in _torch.outermost(model))
         skip = int(new and isinstance(policy, Auto))
-        self._recorder = Recorder(model, self._recorded, skip)
+        self._recorder = Recorder(model, self._recorded, skip, self._skipped)
         self._layers = self._recorder.layers
 
     def reset(self) -> None:
@@ -79,8 +79,7 @@ class PrefetchPlan:
         found = agreed(trace, str(self.policy), str(self.options), self._groups())
         found = self._recorder.why_no_gather() or found
         if isinstance(found, str):
-            self.status, self.note = "left to torch", found
-            warnings.warn(f"symm_overlap: prefetching is left to torch: {found}", stacklevel=2)
+            self._leave_to_torch(found)
             return
         self.trace, self.status = found, "planned"
         starts = starts_of(found)
@@ -95,6 +94,17 @@ class PrefetchPlan:
         self._watch_order(found)
         if self._verbose and self._speaks():
             print(self, file=sys.stderr, flush=True)
+
+    def _skipped(self) -> None:
+        """Check after a step that is not recorded whether all ranks skip it: with another policy they would not."""
+        found = agreed(Trace((), ()), str(self.policy), str(self._options()), self._groups())
+        if isinstance(found, str):
+            self._recorder.stop()
+            self._leave_to_torch(found)
+
+    def _leave_to_torch(self, why: str) -> None:
+        self.status, self.note = "left to torch", why
+        warnings.warn(f"symm_overlap: prefetching is left to torch: {why}", stacklevel=3)
 
     def _options(self) -> Options:
         """See the class."""

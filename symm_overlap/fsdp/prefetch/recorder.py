@@ -47,14 +47,17 @@ class Recorder:
         model: a module that FSDP2 shards, or one that contains such modules.
         done: called with the trace at the end of that backward pass.
         skip: how many such steps to skip first.
+        skipped: called after each of these.
     """
 
-    def __init__(self, model: nn.Module, done: Callable[[Trace], None], skip: int = 0) -> None:
+    def __init__(
+        self, model: nn.Module, done: Callable[[Trace], None], skip: int = 0, skipped: Callable[[], None] = lambda: None
+    ) -> None:
         self.layers = [
             Seen(name, module, state, _torch.groups_of(state)) for name, module, state in _torch.sharded_modules(model)
         ]
         self.clock: HostClock | EventClock = clock_of(_torch.device_of(self.layers[0].state))
-        self._done, self._skip = done, skip
+        self._done, self._skip, self._skipped = done, skip, skipped
         self._calls: list[tuple[str, int, Spans, bool]] = []
         self._gap: Spans = []  # the computation since the last call
         self._left: Stamp = None  # when torch's hooks last returned to the model
@@ -217,6 +220,7 @@ class Recorder:
         if last and reduces and self.recording:
             if self._skip:
                 self._skip -= 1
+                self._skipped()
                 return
             self.stop()
             self._done(self._trace())
