@@ -18,7 +18,8 @@ from symm_overlap.runtime.cuda.workspace import CudaWorkspace
 DEVICE = torch.device("cuda", 3)  # the current device is another one
 
 if not _C.with_cuda:
-    _C.capturing = lambda device: False  # workspaces call it when they go away, after a test too
+    _C.capturing = lambda device: False
+    _C.capturing_anywhere = lambda: False  # workspaces call it when they go away, after a test too
 
 
 class FakeSignals:
@@ -52,6 +53,7 @@ class Gpu:
         self.current = 0
         monkeypatch.setattr(torch.cuda, "device", partial(Scope, self))
         monkeypatch.setattr(_C, "capturing", self.is_capturing, raising=False)
+        monkeypatch.setattr(_C, "capturing_anywhere", lambda: self.capturing, raising=False)
 
     def is_capturing(self, device: int) -> bool:
         return self.capturing and device == DEVICE.index
