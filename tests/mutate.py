@@ -105,10 +105,10 @@ TESTS: dict[str, list[str]] = {
     "pipeline/verify": ["tests/pipeline/test_verify.py"],
     **{
         f"pipeline/{name}.py": ["tests/pipeline/test_unit_time.py", "tests/pipeline/test_encoded.py"]
-        for name in ("unit_time", "unit_time_twin", "encoded", "send_recv")
+        for name in ("simulation/unit_time", "simulation/unit_time_twin", "simulation/encoded", "send_recv")
     },
     **{
-        f"pipeline/{name}.py": ["tests/pipeline/test_cost.py"]
+        f"pipeline/simulation/{name}.py": ["tests/pipeline/test_cost.py"]
         for name in ("cost", "costs", "cost_result", "work", "work_twin")
     },
     **{
@@ -123,7 +123,6 @@ TESTS: dict[str, list[str]] = {
         "tests/profile/test_record.py",
     ],
     "runtime/cpu/sliced_matmul.py": ["tests/collective/test_sliced_matmul.py"],
-    "runtime/cpu/outputs.py": ["tests/runtime/test_outputs.py"],
     "runtime": [
         *VALUES,
         *(f"tests/collective/test_{name}.py" for name in ("mismatch", "settings", "memory", "failures")),

@@ -142,6 +142,12 @@ def test_every_file_has_a_layer_and_imports_only_what_is_below_it() -> None:
     assert above("plan/step.py") == []
 
 
+def test_dir_lists_the_modules_that_are_imported_on_first_use() -> None:
+    lazy = {"fsdp", "inductor", "nn", "pipeline", "profile"}
+    assert lazy <= set(dir(symm_overlap))
+    assert all(getattr(symm_overlap, name).__name__ == f"symm_overlap.{name}" for name in lazy)
+
+
 def test_imports_are_found() -> None:
     assert {"plan/__init__", "runtime/__init__"} <= imported(
         "collective/exchange/planned.py", ast.walk(ast.parse("from ...plan import Plan\nfrom ... import runtime"))

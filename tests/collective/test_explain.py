@@ -23,6 +23,8 @@ def test_explain_refuses_what_cannot_be(change: dict[str, object]) -> None:
         large(**change)
     with pytest.raises(ValueError, match=r"'gather'.*allowed are all_gather, all_gather_matmul"):
         explain("gather", **LARGE)
+    with pytest.raises(ValueError, match="matmul_reduce_scatter has a matmul: give k too"):
+        explain("matmul_reduce_scatter", m=64, n=64, world=2)
     with pytest.raises(TypeError, match=r"dtype is torch\.int8"):
         large(dtype=torch.int8)
     with pytest.raises(TypeError, match="float"):

@@ -69,5 +69,5 @@ class DescribedRows(_Described):
         raise NotImplementedError
 
     def rows(self, start: int, out: Tensor) -> None:
-        """See `symm_overlap.collective.parts.rows.RowProducer`."""
+        """See `symm_overlap.collective.parts.protocol.RowProducer`."""
         carry_out(self.backend, self.rows_work(start, out))
