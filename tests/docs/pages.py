@@ -8,6 +8,8 @@ In a page
   the command also draws the picture beside it;
 - a ``console`` block that begins with one of `PROGRAMS` shows the output of that program;
 - a ``python`` block right after ``<!-- FILE -->`` shows that file.
+
+The page docs/reference.md comes from `tests.docs.reference`.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from symm_overlap.cli.__main__ import main as symm_overlap_command
+from tests.docs import reference
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "bench/RESULTS.md", *(ROOT / "docs").glob("*.md")])
@@ -143,6 +146,7 @@ def _with_counts(text: str) -> str:
 def main() -> int:
     """Renew every page."""
     (ROOT / "docs/pictures").mkdir(exist_ok=True)
+    reference.PAGE.write_text(reference.text())
     for page in PAGES:
         text, found = page.read_text(), list(blocks(page))
         for block in reversed(found):  # from the end, so that the offsets of earlier blocks stay valid

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs import call_path, pages
+from tests.docs import call_path, pages, reference
 from tests.docs.pages import PAGES, ROOT
 from tests.docs.two_ranks import printed_on_two_ranks
 
@@ -35,6 +35,10 @@ def test_the_command_of_every_picture_stands_in_a_page(picture):
 @pytest.mark.parametrize("block", pages.shown_files(), ids=text_of)
 def test_a_page_shows_a_file_as_it_is(block):
     assert block.text == (ROOT / block.file).read_text(), RENEW
+
+
+def test_the_reference_shows_every_public_name_as_it_is():
+    assert reference.PAGE.read_text() == reference.text(), RENEW
 
 
 def test_the_blocks_that_these_tests_need_are_found():
