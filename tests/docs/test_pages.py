@@ -43,7 +43,7 @@ def test_the_reference_shows_every_public_name_as_it_is():
 
 def test_the_blocks_that_these_tests_need_are_found():
     assert len(pages.plan_commands()) >= 5
-    assert len(pages.shown_files()) == 10
+    assert len(pages.shown_files()) == 12
     assert [block.command for block in pages.blocks(ROOT / "docs/architecture.md")][
         -1
     ] == "python -m tests.docs.call_path"
