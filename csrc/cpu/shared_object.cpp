@@ -14,10 +14,10 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <string>
 #include <utility>
 
+#include "cpu/available_memory.h"
 #include "cpu/file_limit.h"
 
 #ifndef MADV_POPULATE_WRITE
@@ -57,11 +57,7 @@ size_t most_bytes() {
   size_t most = size_t{fs.f_bavail} * fs.f_frsize;
   struct statfs kind{};
   if (statfs(shm_dir().c_str(), &kind) == 0 && kind.f_type == TMPFS_MAGIC) {
-    std::ifstream file("/proc/meminfo");
-    std::string name, unit;
-    for (size_t kib = 0; file >> name >> kib; std::getline(file, unit)) {
-      if (name == "MemAvailable:") most = std::min(most, kib << 10);
-    }
+    most = std::min(most, available_memory());
   }
   return most;
 }
@@ -77,7 +73,8 @@ std::string why_not_reserved(int error) {
   }
   return shm_dir() + " has " + room() + ", of which at most " + mib(double(most_bytes())) + " can be had now (" +
          reason(error) +
-         "). Free symmetric tensors, mount a larger tmpfs (docker run --shm-size=..., or mount -o remount,size=... " +
+         "). Free symmetric tensors, raise the memory limit of the container or job, mount a larger tmpfs (docker run "
+         "--shm-size=..., or mount -o remount,size=... " +
          shm_dir() + "), or set SYMM_OVERLAP_SHM_DIR to one with room.";
 }
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 import symm_overlap  # noqa: F401, this import makes torch's symmetric memory work on CPU
 from symm_overlap._torch import SymmetricMemory, symm_mem
+from tests.ranks import Rank
 
 
 def make(
@@ -65,3 +66,11 @@ def pauses(seed: int) -> Iterator[None]:
         if pause == 3:
             time.sleep(1e-4)
         yield
+
+
+def allocate(me: Rank, nbytes: int) -> tuple[str, str]:
+    """Return the type and message of the error of an allocation. After an error, a smaller tensor must still fit."""
+    found = error_of(symm_mem.empty, nbytes, dtype=torch.uint8, device="cpu")[:2]
+    if found[0] != "" and nbytes > 1 << 20:
+        symm_mem.empty(1 << 20, dtype=torch.uint8, device="cpu").fill_(1)
+    return found

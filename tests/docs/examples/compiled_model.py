@@ -1,4 +1,4 @@
-"""A model with torch's own tensor parallelism, compiled with the pass: ``torchrun --nproc-per-node 2 compiled_model.py``."""
+"""Compile a model with torch's tensor parallelism: ``torchrun --nproc-per-node 2 compiled_model.py``."""
 
 import torch
 import torch.distributed as dist
