@@ -122,7 +122,7 @@ def _transposed(module: Any, style: str) -> bool:
         NotImplementedError: the module is not a known linear layer, or its forward was replaced.
     """
     replaced = vars(module).get("forward")
-    if replaced is not None and getattr(replaced, "__func__", None) is not _forward:  # `_distribute` rejects that one
+    if replaced is not None and getattr(replaced, "__func__", None) is not _forward:  # `distribute` rejects that one
         raise NotImplementedError(
             f"{style}: the forward of this {type(module).__name__} was replaced on the instance, and the style would "
             "replace it again, so that it would be lost: apply the style first, or use torch's own style"
