@@ -25,17 +25,16 @@ far below the median, something else was running on these cores.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from bench.harness.call_parts import BLOCK, ENTRIES, programs, split, time_blocks
 from bench.harness.environment import environment
+from bench.harness.json_file import add_json_option, write_json
 from bench.harness.launch import Rank, launch
 from bench.harness.report import environment_lines
 
@@ -51,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.call_cost", description=__doc__.splitlines()[0])
     parser.add_argument("--calls", type=int, default=2000, help="timed calls of each op (default 2000)")
     parser.add_argument("--ops", default=",".join(ENTRIES), help="ops to time, separated by commas (default: all)")
-    parser.add_argument("--json", metavar="FILE", help="write environment and rows")
+    add_json_option(parser)
     options = parser.parse_args(arguments)
     ops = list(dict.fromkeys(options.ops.split(",")))
     if unknown := [op for op in ops if op not in ENTRIES]:
@@ -63,8 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     times = launch(_run, WORLD, "cpu", ops, options.calls)
     rows = [row(op, ranks) for op, ranks in zip(ops, zip(*times, strict=True), strict=True)]
     print(table(rows))
-    if options.json:
-        Path(options.json).write_text(json.dumps({"environment": described, "rows": rows}, indent=1) + "\n")
+    write_json(options.json, described, rows=rows)
     return 0 if all(one["met"] for one in rows) else 1
 
 

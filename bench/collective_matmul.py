@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -39,6 +38,7 @@ from bench.harness import memory, shapes
 from bench.harness.case import OPS, Case
 from bench.harness.environment import environment
 from bench.harness.exposed import Profiling, exposed_table
+from bench.harness.json_file import add_json_option, write_json
 from bench.harness.launch import Rank, first_rank, launch, leave, under_torchrun
 from bench.harness.report import case_table, environment_lines, memory_header, memory_line
 from bench.harness.run_case import run_case
@@ -75,8 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.exposed:
         print(f"\n{LEGEND}")
-    if options.json:
-        Path(options.json).write_text(json.dumps({"environment": described, **result}, indent=1) + "\n")
+    write_json(options.json, described, **result)
     wrong = [row for row in result["rows"] if not row.get("ok", True)]
     for row in wrong:
         print(f"wrong result: {row['op']} {row['method']} m={row['m']} n={row['n']} k={row['k']}", file=sys.stderr)
@@ -178,7 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of each rank (default 1)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the shuffling (default 0)")
     parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
-    parser.add_argument("--json", metavar="FILE", help="write environment, rows, memory and targets")
+    add_json_option(parser)
     return parser
 
 

@@ -21,17 +21,16 @@ collectives, the two ways do the same work, and their ratio is close to 1, above
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from bench.harness.compiled import WAYS, cache_in, prepared
 from bench.harness.dtensor_models import Size
 from bench.harness.environment import environment
+from bench.harness.json_file import add_json_option, write_json
 from bench.harness.launch import Rank, launch
 from bench.harness.report import environment_lines
 from bench.harness.timing import Timed, time_methods
@@ -59,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--models", default=";".join(MODELS), help="models, separated by semicolons (default: %(default)s)"
     )
     parser.add_argument("--size", default=",".join(map(str, vars(SIZE).values())), metavar="SEQ,WIDTH,HIDDEN,HEADS")
-    parser.add_argument("--json", metavar="FILE", help="write environment and rows")
+    add_json_option(parser)
     options = parser.parse_args(arguments)
     models = options.models.split(";")
     if unknown := [name for name in models if name not in MODELS]:
@@ -76,9 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ranks = launch(_run, WORLD, "cpu", models, size, options.rounds, folder)
     rows = [row(name, found) for name, found in zip(models, zip(*ranks, strict=True), strict=True)]
     print(table(rows))
-    if options.json:
-        found = {"environment": described, "size": vars(size), "rows": rows}
-        Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
+    write_json(options.json, described, size=vars(size), rows=rows)
     return 0 if all(met for one in rows for met in one["met"].values()) else 1
 
 

@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,6 +38,7 @@ import symm_overlap
 from bench.harness import NotAvailableError
 from bench.harness.dtensor_models import MODELS, Size, local
 from bench.harness.environment import environment
+from bench.harness.json_file import add_json_option, write_json
 from bench.harness.torchs_pass import OPTIONS, unlocked
 
 WORLDS = (2, 4, 8)
@@ -78,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--worlds", default=",".join(map(str, WORLDS)), help="sizes of the groups (default: %(default)s)"
     )
-    parser.add_argument("--json", metavar="FILE", help="write environment and rows")
+    add_json_option(parser)
     options = parser.parse_args(arguments)
     worlds = [int(world) for world in options.worlds.split(",")]
     rows = []
@@ -89,9 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             except NotAvailableError as reason:
                 print(f"{name}: not available: {reason}", file=sys.stderr)
     print(table(rows))
-    if options.json:
-        described = environment("cpu", max(worlds), 1)
-        Path(options.json).write_text(json.dumps({"environment": described, "rows": rows}, indent=1) + "\n")
+    write_json(options.json, environment("cpu", max(worlds), 1), rows=rows)
     return 1 if any(one["missed"] for one in rows) else 0
 
 

@@ -17,11 +17,9 @@ twice as fast as gloo from 1 MiB up, and never slower in a step.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +31,7 @@ from torch.distributed.fsdp import fully_shard
 import symm_overlap.fsdp
 from bench.harness.check import first_difference
 from bench.harness.environment import environment
+from bench.harness.json_file import add_json_option, write_json
 from bench.harness.launch import Rank, launch
 from bench.harness.memory import MALLOC, meter_of, variables
 from bench.harness.report import environment_lines
@@ -67,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=11, help="rounds of each case (default 11)")
     parser.add_argument("--most", type=int, default=SIZES[-1], metavar="BYTES", help="skip tensors larger than this")
     parser.add_argument("--only", choices=("alone", "step"), help="run only this part (default: both)")
-    parser.add_argument("--json", metavar="FILE", help="write environment and rows")
+    add_json_option(parser)
     options = parser.parse_args(arguments)
     if options.rounds < 1 or options.world < 2:
         parser.error(f"--rounds is {options.rounds} and --world {options.world}; give 1 and 2 or more")
@@ -80,8 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows += found
             met = met and good
     print(f"\n  {'met' if met else 'MISSED'}: the targets")
-    if options.json:
-        Path(options.json).write_text(json.dumps({"environment": described, "rows": rows}, indent=1) + "\n")
+    write_json(options.json, described, rows=rows)
     return 0 if met else 1
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import random
 import statistics
@@ -23,13 +22,13 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bench.harness.environment import environment
+from bench.harness.json_file import add_json_option, write_json
 from bench.harness.report import environment_lines
 from bench.harness.targets import Verdict
 from symm_overlap.collective.exchange.fused.stream_flags import StreamFlags
@@ -86,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), metavar="M,N,K", help="M counts all ranks' rows")
     parser.add_argument("--rounds", type=int, default=9, help="rounds in a random order (default 9)")
-    parser.add_argument("--json", metavar="FILE", help="write environment, rows and targets")
+    add_json_option(parser)
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda, but torch sees no GPU")
@@ -106,9 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(map(line, found)), flush=True)
     judged = verdicts(rows)
     print("\nTargets (they apply to an H100):", *judged, sep="\n")
-    if options.json:
-        whole = {"environment": described, "rows": rows, "targets": [one.as_dict() for one in judged]}
-        Path(options.json).write_text(json.dumps({**whole, "stopped": stopped}, indent=1) + "\n")
+    write_json(options.json, described, rows=rows, targets=[one.as_dict() for one in judged], stopped=stopped)
     return 0 if stopped is None and all(row["ok"] for row in rows) else 1
 
 

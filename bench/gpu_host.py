@@ -18,14 +18,12 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
-import json
 import statistics
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -34,6 +32,7 @@ import torch.distributed as dist
 
 import symm_overlap
 from bench.harness.environment import environment
+from bench.harness.json_file import add_json_option, write_json
 from bench.harness.report import environment_lines
 from bench.harness.stand_in import StandIn, standing_in
 from bench.harness.targets import Verdict
@@ -104,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m bench.gpu_host", description=__doc__.splitlines()[0])
     parser.add_argument("--calls", type=int, default=2000, help="calls of each row (default 2000)")
-    parser.add_argument("--json", metavar="FILE", help="write environment and rows")
+    add_json_option(parser)
     options = parser.parse_args(arguments)
     if options.calls < 1:
         parser.error(f"--calls is {options.calls}; give 1 or more")
@@ -124,11 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
     judged = verdicts(rows)
     print("", *judged, sep="\n")
-    if options.json:
-        targets = [verdict.as_dict() for verdict in judged]
-        Path(options.json).write_text(
-            json.dumps({"environment": described, "targets": targets, "rows": rows}, indent=1) + "\n"
-        )
+    write_json(options.json, described, targets=[verdict.as_dict() for verdict in judged], rows=rows)
     return 0 if all(verdict.met for verdict in judged) else 1
 
 

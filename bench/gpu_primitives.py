@@ -13,19 +13,18 @@ start of a call, also announces the call to each of them. No other GPU is involv
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import symm_overlap  # noqa: F401  registers the ops
 from bench.harness.environment import environment
+from bench.harness.json_file import add_json_option, write_json
 from bench.harness.report import environment_lines
 from bench.harness.targets import Verdict
 from symm_overlap import _C
@@ -43,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu_primitives", description=__doc__.splitlines()[0])
     parser.add_argument("--mib", type=int, default=128, help="size of the reduce's output in MiB (default 128)")
     parser.add_argument("--calls", type=int, default=50, help="timed calls of each method (default 50)")
-    parser.add_argument("--json", metavar="FILE", help="write environment and rows")
+    add_json_option(parser)
     options = parser.parse_args(arguments)
     if options.mib < 1 or options.calls < 1:
         parser.error(f"--mib is {options.mib} and --calls {options.calls}; give 1 or more")
@@ -65,9 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     judged = verdicts(rows)
     print("\nTargets:", *judged, sep="\n")
-    if options.json:
-        whole = {"environment": described, "rows": rows, "targets": [one.as_dict() for one in judged]}
-        Path(options.json).write_text(json.dumps(whole, indent=1) + "\n")
+    write_json(options.json, described, rows=rows, targets=[one.as_dict() for one in judged])
     return 0 if all(row.get("ok", True) for row in rows) else 1
 
 

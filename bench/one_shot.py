@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
 import symm_overlap
 from bench.harness.environment import environment
+from bench.harness.json_file import add_json_option, write_json
 from bench.harness.launch import Rank, launch
 from bench.harness.report import environment_lines
 from symm_overlap.collective.choosing import chooser
@@ -37,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m bench.one_shot", description=__doc__.splitlines()[0])
     parser.add_argument("--blocks", type=int, default=60, help="blocks of ten calls for each way (default 60)")
-    parser.add_argument("--json", metavar="FILE", help="write environment and rows")
+    add_json_option(parser)
     options = parser.parse_args(arguments)
     if options.blocks < 1:
         parser.error(f"--blocks is {options.blocks}; give 1 or more")
@@ -54,8 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows.append({"kib": kib, "one_shot_us": once, "shared_out_us": shared, "chosen": chosen})
         print(f"  {kib:>10}{once:>14.1f}{shared:>16.1f}{once / shared:>8.2f}{'  chosen' if chosen else ''}")
     print(f"\n  {'met' if met else 'MISSED'}: one shot is quicker at every size at which it is chosen")
-    if options.json:
-        Path(options.json).write_text(json.dumps({"environment": described, "rows": rows}, indent=1) + "\n")
+    write_json(options.json, described, rows=rows)
     return 0 if met else 1
 
 

@@ -13,12 +13,10 @@ of the slower rank.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -26,6 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
 from bench.harness.environment import environment
+from bench.harness.json_file import add_json_option, write_json
 from bench.harness.launch import Rank, launch
 from bench.harness.report import environment_lines
 from symm_overlap.pipeline import torch_schedule
@@ -62,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m bench.pipeline_runtime", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15, help="steps of each way (default 15)")
-    parser.add_argument("--json", metavar="FILE", help="write environment and rows")
+    add_json_option(parser)
     options = parser.parse_args(arguments)
     if options.rounds < 1:
         parser.error(f"--rounds is {options.rounds}; give 1 or more")
@@ -82,8 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         texts = "".join(f"{figures[way]:>11.2f}" for way in WAYS)
         print(f"  {case.schedule:18}{sizes}{texts}{ratio:>11.2f}")
     print(f"\n  {'met' if met else 'MISSED'}: symmetric is never slower than torch")
-    if options.json:
-        Path(options.json).write_text(json.dumps({"environment": described, "rows": rows}, indent=1) + "\n")
+    write_json(options.json, described, rows=rows)
     return 0 if met else 1
 
 

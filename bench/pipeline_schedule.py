@@ -16,18 +16,17 @@ Targets: at most 100 ms for the largest case and 50 times as fast as torch there
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch.distributed.pipelining import schedules as torchs
 
 from bench import pipeline_reference as reference
 from bench.harness.environment import environment
+from bench.harness.json_file import add_json_option, write_json
 from bench.harness.report import environment_lines
 from symm_overlap.pipeline import Schedule, to_torch
 from symm_overlap.pipeline.generators import generate
@@ -74,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--ranks", type=int, default=LARGEST.ranks, help="run only cases of at most this many ranks (default 64)"
     )
     parser.add_argument("--rounds", type=int, default=5, help="measurements of ours; the median counts (default 5)")
-    parser.add_argument("--json", metavar="FILE", help="write environment and rows")
+    add_json_option(parser)
     options = parser.parse_args(arguments)
     cases = [case for case in CASES if case.ranks <= options.ranks]
     if options.rounds < 1 or not cases:
@@ -95,8 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     missed = [text for row in rows for text in missed_targets(row)]
     print("\n  targets met" if not missed else "\n  MISSED:\n    " + "\n    ".join(missed))
-    if options.json:
-        Path(options.json).write_text(json.dumps({"environment": described, "rows": rows}, indent=1) + "\n")
+    write_json(options.json, described, rows=rows)
     return 1 if missed else 0
 
 

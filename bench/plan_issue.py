@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from bench.harness.environment import environment
+from bench.harness.json_file import add_json_option, write_json
 from bench.harness.report import environment_lines
 from symm_overlap.collective.planners import all_gather_consume, produce_all_reduce, produce_reduce_scatter
 from symm_overlap.plan import InlineStreams, Plan, Step, Streams, ThreadStreams, execute
@@ -46,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m bench.plan_issue", description=__doc__.splitlines()[0])
     parser.add_argument("--calls", type=int, default=2000, help="calls of each plan (default 2000)")
-    parser.add_argument("--json", metavar="FILE", help="write environment and rows")
+    add_json_option(parser)
     options = parser.parse_args(arguments)
     if options.calls < 1:
         parser.error(f"--calls is {options.calls}; give 1 or more")
@@ -67,9 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     worst = max(row["us_per_step"] for row in rows if row["streams"] != "threads")
     verdict = "met" if worst <= TARGET_US else "MISSED"
     print(f"\n  {verdict}: at most {worst:.3f} us a step on the calling thread, target {TARGET_US} us")
-    if options.json:
-        text = {"environment": described, "target_us_per_step": TARGET_US, "rows": rows}
-        Path(options.json).write_text(json.dumps(text, indent=1) + "\n")
+    write_json(options.json, described, target_us_per_step=TARGET_US, rows=rows)
     return 0 if worst <= TARGET_US else 1
 
 

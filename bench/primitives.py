@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from bench.harness.environment import environment
+from bench.harness.json_file import add_json_option, write_json
 from bench.harness.launch import Rank, launch
 from bench.harness.report import environment_lines
 from bench.harness.symmetric import symmetric_empty
@@ -38,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m bench.primitives", description=__doc__.splitlines()[0])
     parser.add_argument("--calls", type=int, default=20000, help="calls of each primitive (default 20000)")
-    parser.add_argument("--json", metavar="FILE", help="write environment and rows")
+    add_json_option(parser)
     options = parser.parse_args(arguments)
     if options.calls < 1:
         parser.error(f"--calls is {options.calls}; give 1 or more")
@@ -55,8 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             verdict = "" if wanted is None else f"{wanted:>11.1f}  {'met' if row['median_us'] <= wanted else 'MISSED'}"
             figures = f"{row['median_us']:>11.2f}{row['p99_us']:>10.2f}"
             print(f"  {row['primitive']:12}{row['world']:>6}{row['cores']:>6}{figures}{verdict}", flush=True)
-    if options.json:
-        Path(options.json).write_text(json.dumps({"environment": described, "rows": rows}, indent=1) + "\n")
+    write_json(options.json, described, rows=rows)
     return 0 if all(row["median_us"] <= row.get("target_us", row["median_us"]) for row in rows) else 1
 
 

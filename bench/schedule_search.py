@@ -10,13 +10,14 @@ is verified. The result does not depend on the machine: the same seed gives the 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.harness.environment import environment
+from bench.harness.json_file import add_json_option, write_json
 from symm_overlap.pipeline.cost_file import read_costs
 from symm_overlap.pipeline.generators import generate
 from symm_overlap.pipeline.layer_costs import LayerCosts
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--microbatches", type=int, default=MICROBATCHES, help=f"microbatches (default {MICROBATCHES})")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"schedules simulated for each row (default {STEPS})")
     parser.add_argument("--seed", type=int, default=0, help="seed of the search (default 0)")
-    parser.add_argument("--json", metavar="FILE", help="write the rows")
+    add_json_option(parser)
     options = parser.parse_args(arguments)
     names = options.sets.split(",")
     if unknown := [name for name in names if name not in sets]:
@@ -55,9 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for share in SHARES:
             rows.append(row(name, layers, share, options))
             print(line(rows[-1]), flush=True)
-    if options.json:
-        text = {"ranks": options.ranks, "microbatches": options.microbatches, "seed": options.seed, "rows": rows}
-        Path(options.json).write_text(json.dumps(text, indent=1) + "\n")
+    arguments = {"ranks": options.ranks, "microbatches": options.microbatches, "seed": options.seed}
+    write_json(options.json, environment("cpu", 1, 1), **arguments, rows=rows)
     return 0 if all(one["gain"] is None or one["gain"] >= 0 for one in rows) else 1
 
 

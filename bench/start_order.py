@@ -16,13 +16,11 @@ so an emulated table shows the cost of the trick, but not its gain.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -34,6 +32,7 @@ from bench.emulation.rank import emulated
 from bench.harness import shapes
 from bench.harness.case import OPS, Case, inputs
 from bench.harness.environment import environment
+from bench.harness.json_file import add_json_option, write_json
 from bench.harness.launch import Rank, first_rank, launch, leave, under_torchrun
 from bench.harness.report import environment_lines
 from bench.harness.timing import Timed, time_methods
@@ -211,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shapes", nargs="+", default=["8192,8192,3584"], metavar="SET|M,N,K")
     parser.add_argument("--runs", type=int, default=200, help="runs of each variant (default 200)")
     parser.add_argument("--rounds", type=int, default=15, help="timed rounds of all variants (default 15)")
-    parser.add_argument("--json", metavar="FILE", help="write environment and rows")
+    add_json_option(parser)
     options = parser.parse_args(arguments)
     world = int(os.environ["WORLD_SIZE"]) if under_torchrun() else options.emulate or options.world
     try:
@@ -238,9 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(
             environment_lines(described), f"\n{how}, {world} ranks, {options.runs} runs of each", table(rows), sep="\n"
         )
-        if options.json:
-            text = {"environment": described, "emulated": bool(options.emulate), "link": link.name, "rows": rows}
-            Path(options.json).write_text(json.dumps(text, indent=1) + "\n")
+        write_json(options.json, described, emulated=bool(options.emulate), link=link.name, rows=rows)
     return 0
 
 

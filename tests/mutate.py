@@ -26,8 +26,7 @@ PACKAGE = ROOT / "symm_overlap"
 PLANNERS = [f"tests/collective/planners/test_{name}.py" for name in ("planners", "buffers", "values", "schedules")]
 VALUES = [f"tests/collective/test_{name}.py" for name in ("single_elements", "rank_order", "empty", "copying_plans")]
 GRADIENTS = (
-    "tests/collective/test_autograd.py::"
-    "test_first_and_second_gradients_are_those_of_plain_pytorch_on_every_path[2]"
+    "tests/collective/test_autograd.py::test_first_and_second_gradients_are_those_of_plain_pytorch_on_every_path[2]"
 )
 STRIDES = "tests/collective/test_torch_integration.py::test_fake_strides_are_the_real_ones_and_those_of_torch[2]"
 FLOP = "tests/collective/test_transforms_of_torch.py::test_flop_counters_count_an_op_as_the_matmuls_of_plain_pytorch"

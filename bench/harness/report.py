@@ -44,11 +44,6 @@ def bound_ms(compute: float, copies: float, chunks: int) -> float:
     return max(compute, copies) + min(compute, copies) / chunks
 
 
-def efficiency(compute: float, communication: float, overlapped: float) -> float:
-    """Return 1 if all communication (or all compute) is hidden, 0 if none is, and less than 0 if it is even slower."""
-    return (compute + communication - overlapped) / min(compute, communication)
-
-
 def case_table(case: Mapping[str, Row], titles: Mapping[str, str]) -> str:
     """Format one shape: a line for every method, with ratios, or the reason if it could not run. Losses are marked."""
     plain, compute, copies = baseline(case), fastest_matmul(case), median(case, "copies")

@@ -61,12 +61,12 @@ class FullWeights:
         return nn.Parameter(full.chunk(self._world, dim=shard)[self._rank].contiguous())
 
 
-def rotary_tables(seq: int, head_dim: int, base: float = 10000.0) -> tuple[Tensor, Tensor]:
+def rotary_tables(seq: int, head_dim: int) -> tuple[Tensor, Tensor]:
     """Return the cosines and sines of position times frequency.
 
     Their shape is (seq, 1, 1, head_dim / 2), so that they broadcast over batch and heads.
     """
-    frequencies = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    frequencies = 10000.0 ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angles = torch.outer(torch.arange(seq, dtype=torch.float64), frequencies)[:, None, None, :]
     return angles.cos().float(), angles.sin().float()
 

@@ -43,6 +43,12 @@ def is_tensor(node: Any) -> bool:
     return isinstance(node, Node) and isinstance(node.meta.get("val"), Tensor)
 
 
+def has_shape(node: Node, rows: Any, columns: Any) -> bool:
+    """True if a tensor is known to be a matrix of this shape."""
+    shape = value(node).shape
+    return len(shape) == 2 and known(shape[0] == rows) and known(shape[1] == columns)
+
+
 def same_shape(one: Node, other: Node) -> bool:
     """True if two tensors are known to have the same shape."""
     shapes = value(one).shape, value(other).shape

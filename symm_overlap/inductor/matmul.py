@@ -12,7 +12,7 @@ from torch.nn.functional import ScalingType, SwizzleType
 
 from ..runtime import TRAITS
 from ._torch import known
-from .graph import SAME, VIEWS, aten, is_tensor, same_shape, value
+from .graph import SAME, VIEWS, aten, has_shape, is_tensor, same_shape, value
 from .writer import Writer
 
 _SCALED = ("bias", "scale_result", "out_dtype", "use_fast_accum")
@@ -147,15 +147,10 @@ def _of_recipes(node: Node) -> Matmul | None:
     (of_left,), (of_right,) = given["scale_a"], given["scale_b"]
     if given["recipe_a"] == _RECIPES[1]:
         rows, columns = value(node).shape
-        if not _has_shape(of_left, rows, 1) or not _has_shape(of_right, 1, columns):
+        if not has_shape(of_left, rows, 1) or not has_shape(of_right, 1, columns):
             return None
     scaled = Scaled(of_left, of_right, None, given["out_dtype"], bool(given.get("use_fast_accum")))
     return Matmul(node, given["self"], given["mat2"], given["bias"], scaled)
-
-
-def _has_shape(node: Node, rows: Any, columns: Any) -> bool:
-    shape = value(node).shape
-    return len(shape) == 2 and known(shape[0] == rows) and known(shape[1] == columns)
 
 
 def _of_one_matrix(matmul: Matmul) -> Matmul | None:

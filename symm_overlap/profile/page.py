@@ -20,30 +20,30 @@ figure{margin:1em 0;overflow-x:auto}</style></head><body>
 """
 
 
-def page(recordings: Sequence[Recording], width: int = 1400) -> str:
+_WIDTH = 1400  # of the timelines, in pixels
+
+
+def page(recordings: Sequence[Recording]) -> str:
     """Return the text of a page of HTML.
 
     For each kind of call, it shows the median call as it was recorded and, below it, as the cost model predicts it.
     Pointing at a box shows its step.
-
-    Args:
-        width: of the timelines, in pixels.
     """
     body = [_HEAD, f"<pre>{escape(report(recordings))}</pre>"]
     for recording in recordings:
-        body += _timelines(recording, width)
+        body += _timelines(recording)
     return "\n".join([*body, "</body></html>", ""])
 
 
-def _timelines(recording: Recording, width: int) -> Iterator[str]:
+def _timelines(recording: Recording) -> Iterator[str]:
     for each in kinds_of_calls(recording):
         name = f"{describe(each)}, {recording.source}, {recording.device}"
         measured = measured_timeline(recording, each.index, f"measured: {name}")
         if measured is None:
             continue
         yield f"<h2>{escape(name)}</h2>"
-        yield f"<figure>{draw.svg(measured, width)}</figure>"
+        yield f"<figure>{draw.svg(measured, _WIDTH)}</figure>"
         compared = compare(recording, each.index)
         if compared is not None:
-            yield f"<figure>{draw.svg(compared.timeline, width)}</figure>"
+            yield f"<figure>{draw.svg(compared.timeline, _WIDTH)}</figure>"
             yield f"<pre>{escape(str(compared))}</pre>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -48,13 +49,7 @@ def all_gather(slots: Slots, output: Tensor, input: Tensor, caller: int = 0) -> 
     def bind() -> Bound:
         _require_fitting(output, input, "output", "input", world)
         tensors = {"input": input.view(-1), **({"output": output.view(-1)} if outside else {})}
-
-        def at(region: Region) -> Tensor:
-            if region.buffer == "slots":
-                return slots.part(region, numel, input.dtype)
-            tensor = tensors[region.buffer]
-            return tensor[region.start * numel : region.stop * numel]
-
+        at = _found(slots, tensors, numel, input.dtype)
         return Bound(at, tensors, (numel, input.dtype, outside), lambda step: None, {})
 
     digest = digest_of(slots.op, caller, slots.slot, slots.count, slots.nbytes, numel, input.dtype)
@@ -95,12 +90,7 @@ def reduce_scatter(slots: Slots, output: Tensor, input: Tensor, op: Any, caller:
         _require_fitting(input, output, "input", "output", world, widens=True)
         average, factor = _meaning(op, output.dtype)
         tensors = {"input": input.view(-1), "output": output.view(-1), **({} if stage is None else {"stage": stage})}
-
-        def at(region: Region) -> Tensor:
-            if region.buffer == "slots":
-                return slots.part(region, numel, input.dtype)
-            tensor = tensors[region.buffer]
-            return tensor[region.start * numel : region.stop * numel]
+        at = _found(slots, tensors, numel, input.dtype)
 
         def operand(region: Region) -> Operand:
             return at(region) if region.buffer == "slots" else Part(tensors[region.buffer], at(region))
@@ -146,6 +136,17 @@ def _in_words(op: Any) -> tuple[str, float | None]:
     """Return the name of a reduction, and its factor if it has one."""
     kind, factor = op.__getstate__() if type(op) is dist.ReduceOp else (op, None)  # type: ignore[attr-defined]
     return str(getattr(kind, "name", kind)), factor
+
+
+def _found(slots: Slots, tensors: Mapping[str, Tensor], numel: int, dtype: torch.dtype) -> Callable[[Region], Tensor]:
+    """Return what finds a region, in units of ``numel`` elements: in the slots, or in one of ``tensors``."""
+
+    def at(region: Region) -> Tensor:
+        if region.buffer == "slots":
+            return slots.part(region, numel, dtype)
+        return tensors[region.buffer][region.start * numel : region.stop * numel]
+
+    return at
 
 
 def _meaning(op: Any, dtype: torch.dtype) -> tuple[bool, float | None]:

@@ -20,7 +20,7 @@ from torch.fx import Graph, Node
 
 from .._torch import known
 from ..choices import Choices
-from ..graph import VIEWS, aten, value
+from ..graph import VIEWS, aten, has_shape, value
 from ..writer import Writer
 from .all_gather import AllGather
 from .all_reduce import AllReduce
@@ -68,7 +68,7 @@ def _taken(node: Node, sizes: list[int]) -> dict[Node, int] | None:
     whole, dim = users[0], 0
     if node.target is AllGather.target:
         users = list(whole.users)
-        if len(users) != 1 or users[0].target not in VIEWS or not _is_matrix(users[0], node.args[1], sum(sizes)):
+        if len(users) != 1 or users[0].target not in VIEWS or not has_shape(users[0], node.args[1], sum(sizes)):
             return None
         whole, dim = users[0], 1
     taken: dict[Node, int] = {}
@@ -90,11 +90,6 @@ def _taken(node: Node, sizes: list[int]) -> dict[Node, int] | None:
     return taken or None
 
 
-def _is_matrix(node: Node, rows: Any, columns: int) -> bool:
-    shape = value(node).shape
-    return len(shape) == 2 and known(shape[0] == rows) and known(shape[1] == columns)
-
-
 def _empty(
     graph: Graph, node: Node, pattern: type[Pattern], bucket: Node, taken: dict[Node, int], choices: Choices
 ) -> None:
@@ -111,7 +106,7 @@ def _empty(
     args = bucket.args
     bucket.args = ([], *args[1:])  # so that the bucket does not count as another user of its tensors
     if all(pattern(graph, single, choices).candidate for single in singles):
-        _erase(graph, node, {bucket, *taken})
+        _erase(graph, {bucket, *taken})
         return
     bucket.args = args
     for user, result in own.items():
@@ -119,7 +114,7 @@ def _empty(
     write.undo()
 
 
-def _erase(graph: Graph, node: Node, old: set[Node]) -> None:
+def _erase(graph: Graph, old: set[Node]) -> None:
     """Remove the bucket, its collective, and the nodes that extracted its tensors."""
     left = [*old]
     while left:

@@ -15,6 +15,10 @@ from ... import _C
 from ...plan import Program, Table
 from ...plan.execute import at_step
 
+# The streams whose work goes ahead of the work of other streams. Copies go ahead, because some matmul waits for each of
+# them, and a copy engine takes no multiprocessor away from a matmul.
+_HIGH_PRIORITY = frozenset({"copy", "copy1"})
+
 
 @cache
 def stream_ahead(device: torch.device) -> torch.cuda.Stream:
@@ -46,13 +50,10 @@ class CudaStreams:
 
     Args:
         device: the GPU, with its index.
-        high_priority: names of streams whose work goes ahead of the work of other streams. Copies go ahead, because
-            some matmul waits for each of them, and a copy engine takes no multiprocessor away from a matmul.
     """
 
-    def __init__(self, device: torch.device, high_priority: Collection[str] = ("copy", "copy1")) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._high_priority = frozenset(high_priority)
         self._streams: dict[str, torch.cuda.Stream] = {}
         # Indexed by the program's numbers and shared by all programs: waiting for an event means waiting for its latest
         # record so far.
@@ -115,6 +116,6 @@ class CudaStreams:
         """Return streams of this lane by name. Missing ones are created."""
         for name in names:
             if name not in self._streams:
-                number = _C.new_cuda_stream(self._device.index, name in self._high_priority)
+                number = _C.new_cuda_stream(self._device.index, name in _HIGH_PRIORITY)
                 self._streams[name] = torch.cuda.ExternalStream(number, self._device)
         return {name: self._streams[name] for name in names}
