@@ -133,9 +133,11 @@ def _transposed(module: Any, style: str) -> bool:
     names = {*vars(module), *dict(module.named_parameters(recurse=False))}
     if {"nf", "nx", "weight", "bias"} <= names and _weight_shape(module) == (module.nx, module.nf):
         return True
+    kind = type(module)
+    own = ", whose forward is not that of nn.Linear" if isinstance(module, nn.Linear) else ""
     raise NotImplementedError(
-        f"{style} is for nn.Linear, nn.Embedding and transformers' Conv1D, not for {type(module).__name__}: use "
-        "torch's own style, or symm_overlap's ops in a module of your own"
+        f"{style} is for nn.Linear, nn.Embedding and transformers' Conv1D, not for "
+        f"{kind.__module__}.{kind.__qualname__}{own}: use torch's own style, or symm_overlap's ops in a module of your own"
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from bench.harness import memory
 from bench.harness.case import Case
@@ -102,6 +103,7 @@ def test_a_method_with_shards_in_arrival_order_is_caught_on_every_rank() -> None
 
 
 def fail_on_rank_1(rank: Rank) -> None:
+    dist.barrier()  # otherwise rank 0 may fail too, while it connects to a rank that has ended
     if rank.rank == 1:
         raise ValueError("this rank fails")
     rank.start.wait()

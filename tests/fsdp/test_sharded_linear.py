@@ -208,8 +208,8 @@ def what_is_left(me: Rank) -> None:
     assert done.left == {
         "head": "it shares a parameter with 'embed'",
         "bridge": "it shares a parameter with 'embed'",
-        "attention.out_proj": "it is a NonDynamicallyQuantizableLinear, not an nn.Linear",
-        "layer.self_attn.out_proj": "it is a NonDynamicallyQuantizableLinear, not an nn.Linear",
+        "attention.out_proj": "it is a NonDynamicallyQuantizableLinear, a subclass of nn.Linear",
+        "layer.self_attn.out_proj": "it is a NonDynamicallyQuantizableLinear, a subclass of nn.Linear",
         **{f"layer.{each}": f"nn.TransformerEncoderLayer passes {own}" for each in ("linear1", "linear2")},
         **dict.fromkeys(("hooked", "parameter_hooked", "saved_hooked"), "it has hooks, which would be lost"),
         "replaced": "its forward was replaced on the instance, and would be lost",

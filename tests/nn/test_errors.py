@@ -48,7 +48,8 @@ def styles(me: Rank) -> None:
     rejects(RowwiseParallel(), nn.Linear(7, 4), ValueError, "in_features 7: 7 cannot be shared evenly by 2 ranks")
     for style in (ColwiseParallel(), RowwiseParallel()):
         for module in (nn.LayerNorm(4), OwnLinear(4, 4), nn.Conv1d(4, 4, 1)):
-            rejects(style, module, NotImplementedError, f"not for {type(module).__name__}")
+            rejects(style, module, NotImplementedError, rf"not for \S+\.{type(module).__name__}\b")
+        rejects(style, OwnLinear(4, 4), NotImplementedError, "OwnLinear, whose forward is not that of nn.Linear")
         replaced = nn.Linear(4, 4)
         replaced.forward = MethodType(lambda layer, x: F.linear(x, 2 * layer.weight), replaced)  # type: ignore[method-assign]
         rejects(style, replaced, NotImplementedError, "the forward of this Linear was replaced on the instance")

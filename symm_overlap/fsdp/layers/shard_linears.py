@@ -79,7 +79,7 @@ def shard_linears(
 def _reason(model: nn.Module, name: str, linear: nn.Linear, choose: Callable[[str, nn.Linear], bool] | None) -> str:
     """Return why a layer is not replaced; empty if it is."""
     if type(linear) is not nn.Linear:
-        return f"it is a {type(linear).__name__}, not an nn.Linear"
+        return f"it is a {type(linear).__name__}, a subclass of nn.Linear"
     if "forward" in vars(linear):
         return "its forward was replaced on the instance, and would be lost"
     if has_hooks(linear):

@@ -32,12 +32,20 @@ __all__ = [
     "tree_flatten",
     "tree_flatten_with_path",
     "tree_unflatten",
+    "without_function_modes",
 ]
 
 
 def saved_tensors_hooks() -> Any:
     """Return the innermost active hooks for tensors that autograd saves, such as the hooks of a checkpoint."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False)
+
+
+def without_function_modes() -> AbstractContextManager[object]:
+    """Return a context in which torch.export does not see which functions of torch are called, only their operators.
+    It cannot record the autograd functions of DTensors.
+    """
+    return torch._C.DisableTorchFunction()
 
 
 def ignoring_new_sizes(args: Any, kwargs: Any) -> AbstractContextManager[object]:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ._torch import keystr, tree_flatten_with_path
-from .trace.calls import Flat
+from .trace.flat import Flat
 
 _PLAIN = (int, float, str)  # their text is the same on every rank
 
@@ -154,7 +154,7 @@ def _warn_if_uneven(cut: Mapping[str, tuple[Tensor, int]], microbatches: int) ->
 
 
 def _entries(batch: Mapping[str, Any]) -> Entries:
-    return Entries(Flat.of(dict(batch))[0], tuple(_tensors(batch)))
+    return Entries(Flat.of(dict(batch), local=False)[0], tuple(_tensors(batch)))
 
 
 def _tensors(batch: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -163,7 +163,7 @@ def _tensors(batch: Mapping[str, Any]) -> dict[str, Tensor]:
     for path, leaf in tree_flatten_with_path(dict(batch))[0]:
         name = keystr(path)  # like "['mask']", so it never equals the name of an argument of the runtime
         try:
-            Flat.of(leaf)
+            Flat.of(leaf, local=False)
         except TypeError as error:
             raise TypeError(f"{name} of the batch is {error}: it must be a tensor or a constant") from None
         if isinstance(leaf, Tensor):

@@ -47,7 +47,7 @@ class PipelineModel:
         stages_per_rank: how many stages a rank has, if ``schedule`` is a name.
         loss: ``loss(output, batch[target])`` returns a tensor of one number. By default the model returns its loss, as
             a tensor or as ``.loss`` or ``["loss"]``.
-        target: the entry of the batch that is passed to ``loss``, and not to the model.
+        target: the entry of the batch that is passed to ``loss``, and not to the model. None: ``loss(output)``.
         partition: "auto": the simulator chooses the partition of layers with the shortest step. "balanced": the longest
             stage is as short as possible. "even": stages have equal numbers of layers. Otherwise the number of layers
             of each stage, or the names of the first layers of all stages except the first.
@@ -82,7 +82,7 @@ class PipelineModel:
         schedule: Schedule | str = "1F1B",
         stages_per_rank: int | None = None,
         loss: Callable[[Any, Any], Tensor] | None = None,
-        target: str = "target",
+        target: str | None = "target",
         partition: Partition = "auto",
         costs: Costs = "flops",
         batch_dims: Mapping[str, int | None] | None = None,
@@ -159,7 +159,8 @@ class PipelineModel:
             read = self._read(batch)
             if self._target is not None and self._target not in batch:
                 raise ValueError(
-                    f"the batch has no {self._target!r}, the target of the loss: it has {', '.join(batch)}"
+                    f"the batch has no {self._target!r}, the target of the loss: it has {', '.join(batch)}. If the "
+                    "model itself gets the target, and returns the loss, give target=None"
                 )
             self._build(read)
             runtime = self._runtime(read, "loss", gradients=True)

@@ -16,8 +16,9 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from .cut import Part
-from .trace.calls import WHOLE_MODULE, Call, Flat
+from .trace.calls import WHOLE_MODULE, Call
 from .trace.effects import Constant
+from .trace.flat import Flat
 
 Tensors = dict[str, Tensor]
 Run = Callable[[Sequence[Tensor], Tensors], Any]

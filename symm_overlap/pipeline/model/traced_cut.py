@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from ..schedule import Schedule
+from ._torch import tree_flatten
 from .batch import Entries
 from .cut import Part, cut
 from .layers import is_inside, whole_modules
 from .sizes import Costs, Partition, layer_costs, sizes_of
 from .skeleton import Skeleton
 from .stage_module import Maker, Run, StageModule, Tensors, has, place, run_of
-from .trace.calls import Flat
+from .trace.flat import Flat
 from .trace.tracer import Traced, trace
 
 Finish = Callable[[Any, Tensors], Any]
@@ -169,8 +170,10 @@ def _index_of_loss(traced: Traced) -> int:
     """
     (returned,) = next(node for node in traced.graph.nodes if node.op == "output").args
     values = [node.meta["val"] for node in returned]
-    found = loss_in(traced.returned.filled(values))
-    return next(index for index, value in enumerate(values) if value is found)
+    whole = traced.returned.filled(values)  # with DTensors in place of the ranks' parts
+    tensors = [leaf for leaf in tree_flatten(whole)[0] if isinstance(leaf, Tensor)]
+    found = loss_in(whole)
+    return next(index for index, tensor in enumerate(tensors) if tensor is found)
 
 
 def loss_in(returned: Any) -> Tensor:
@@ -188,7 +191,8 @@ def loss_in(returned: Any) -> Tensor:
         )
         raise ValueError(
             f"the model returns {what} without a loss: give loss=, a function of what the model returns and of a "
-            "target, or a batch with which the model computes its loss (labels)"
+            "target, or a batch with which the model computes its loss (labels). If the loss is somewhere in what the "
+            "model returns, give loss=lambda output: output[1], for example, and target=None"
         )
     return found
 

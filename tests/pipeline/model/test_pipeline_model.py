@@ -209,6 +209,8 @@ def refused(me: Rank) -> None:
     without, _, _, _ = pipelined(me, "mlp", loss=None)
     with pytest.raises(ValueError, match=r"returns a tensor of shape \(2, 3\) without a loss: give loss="):
         without.run_train(**inputs)
+    own, _, _, _ = pipelined(me, "mlp", loss=lambda result: result.square().mean(), target=None)
+    assert (own.run_train(**inputs) is None) == (me.rank != own.schedule.rank_of(own.schedule.stages - 1))
     for more, message in [
         ({"first": "embed"}, "are for trace=False"),
         ({"schedule": "DualPipe"}, "use DualPipeV"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -121,6 +123,33 @@ def test_a_model_may_fill_an_attribute_for_batches_of_several_sizes() -> None:
         trace(skeleton, whole, layers, read.inputs.flat, read.microbatches(1)[0])
         assert not hasattr(skeleton.model, "shape")
         assert skeleton.model.rows is None
+
+
+class Frozen(OrderedDict[str, int]):
+    """A dictionary such as the configuration of models in diffusers."""
+
+    def update(self, *args: object, **kwargs: object) -> None:
+        raise TypeError("it is frozen")
+
+    clear = __delitem__ = pop = update  # type: ignore[assignment]
+
+
+class Configured(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
+        self.config = Frozen(factor=3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = self.config["factor"] * layer(x)
+        return x
+
+
+def test_a_model_may_have_a_dictionary_that_cannot_be_changed() -> None:
+    torch.manual_seed(0)
+    model, batch = Configured().double(), {"x": reals(2, WIDTH)}
+    torch.testing.assert_close(Stages(model, batch, (1, 1))(), model(**batch), rtol=0, atol=0)
 
 
 class Repeated(nn.Module):

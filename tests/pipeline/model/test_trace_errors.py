@@ -30,6 +30,31 @@ def test_a_batch_that_does_not_fit_is_told_without_advice_for_another_mistake() 
         Stages(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)), {"inputs": reals(2, WIDTH)}, (1, 1))
 
 
+class Uncalled(nn.Module):
+    """A model that calls no module of its list: they are lists themselves, or it calls their forward."""
+
+    def __init__(self, lists: bool) -> None:
+        super().__init__()
+        linears = [nn.Linear(WIDTH, WIDTH) for _ in range(2)]
+        self.layers = nn.ModuleList(nn.ModuleList([each]) for each in linears) if lists else nn.ModuleList(linears)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer[0](x) if isinstance(layer, nn.ModuleList) else layer.forward(x)
+        return x
+
+
+@pytest.mark.parametrize("lists", [True, False])
+def test_layers_that_are_never_called_are_named(lists: bool) -> None:
+    batch = {"x": reals(2, WIDTH)}
+    with pytest.raises(TraceError, match=r"does not call any of the layers layers\.0, layers\.1, .*layer_names"):
+        Stages(Uncalled(lists).double(), batch, (1, 1))
+    if lists:
+        model = Uncalled(lists).double()
+        found = Stages(model, batch, (1, 1), layer_names="layers.*.0")()
+        torch.testing.assert_close(found, model(**batch), rtol=0, atol=0)
+
+
 class Gate(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -6,7 +6,6 @@ tensors. When a stage runs, the module itself is called, with its hooks.
 
 from __future__ import annotations
 
-import enum
 import itertools
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -15,65 +14,24 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from .._torch import (
     OpOverload,
     TorchDispatchMode,
-    TreeSpec,
     depends_on_values,
     ignoring_new_sizes,
     saved_tensors_hooks,
     tree_flatten,
-    tree_unflatten,
+    without_function_modes,
 )
 from ..environment import autocast_state
 from .custom_gradients import RefusedGradients
 from .error import PassedError
+from .flat import Flat
 from .state import State
 from .writes import arguments
-
-_CONSTANTS = (
-    bool, int, float, complex, str, bytes, type(None), type(...), type, slice, range, enum.Enum,
-    torch.dtype, torch.device, torch.layout, torch.memory_format,
-)  # fmt: skip
-
-
-@dataclass
-class Flat:
-    """A nested value without its tensors.
-
-    Attributes:
-        spec: how its leaves are nested.
-        constants: the leaves, with None in place of tensors.
-        where: the indices of the tensors among the leaves.
-    """
-
-    spec: TreeSpec
-    constants: list[Any]
-    where: list[int]
-
-    @staticmethod
-    def of(value: Any) -> tuple[Flat, list[Tensor]]:
-        """Split a value into the value without its tensors, and the tensors.
-
-        Raises:
-            TypeError: a leaf is neither a tensor nor a constant.
-        """
-        leaves, spec = tree_flatten(value)
-        where = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        for leaf in leaves:
-            if not isinstance(leaf, (Tensor, *_CONSTANTS)):
-                raise TypeError(f"a {type(leaf).__name__}")
-        constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        return Flat(spec, constants, where), [leaves[index] for index in where]
-
-    def filled(self, tensors: Sequence[Any]) -> Any:
-        """Return the value with other tensors in place of its own."""
-        leaves = list(self.constants)
-        for index, tensor in zip(self.where, tensors, strict=True):
-            leaves[index] = tensor
-        return tree_unflatten(leaves, self.spec)
 
 
 @dataclass
@@ -205,6 +163,10 @@ torch.library.register_fake("symm_overlap_pipeline::whole_module", _run_on_fakes
 WHOLE_MODULE = torch.ops.symm_overlap_pipeline.whole_module.default
 
 
+def _dtensors(value: Any) -> list[DTensor]:
+    return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, DTensor)]
+
+
 def _class(module: nn.Module) -> str:
     return type(module).__name__.removeprefix(_PREFIX)
 
@@ -221,6 +183,7 @@ class Recorder:
 
     Attributes:
         calls: the recorded calls, by their number in the graph.
+        dtensors: the DTensors that modules have returned.
     """
 
     def __init__(self, modules: dict[str, nn.Module], state: State) -> None:
@@ -229,6 +192,7 @@ class Recorder:
         self.calls: dict[int, Call] = {}
         self._gradients = RefusedGradients()
         self._hooks = saved_tensors_hooks()
+        self.dtensors: list[DTensor] = []
 
     def __enter__(self) -> Recorder:
         self._gradients.__enter__()
@@ -261,7 +225,9 @@ class Recorder:
                 "stages would not have: set them in the layer itself, or around the whole step"
             )
         try:
-            given, tensors = Flat.of((args, kwargs))
+            given, tensors = self.flat((args, kwargs), f"gives {name} ({_class(module)})")
+        except PassedError:
+            raise
         except TypeError as error:
             raise PassedError(
                 f"{name} ({_class(module)}) is given {error}, which is neither a tensor nor a constant: layers on "
@@ -270,13 +236,33 @@ class Recorder:
             ) from None
         self.calls[number] = _calls[number] = Call(name, module, given, tensors, autocast_state(), recomputed)
         self._state.require_same(module)
-        self._gradients.allowed = True
-        try:
-            with self._state.draws.of_whole_module():
-                results = WHOLE_MODULE(tensors, number)
-        finally:  # the model may catch what a layer raises
-            self._gradients.allowed = False
+        with self._gradients.permitted(), self._state.draws.of_whole_module():
+            results = WHOLE_MODULE(tensors, number)
         self._state.note(module)
         returned = self.calls[number].returned
         assert returned is not None
-        return returned.filled(results)
+        with self._gradients.permitted(), without_function_modes():
+            value = returned.filled(results)
+        self.dtensors += _dtensors(value)
+        return value
+
+    def flat(self, value: Any, what: str) -> tuple[Flat, list[Tensor]]:
+        """Split a value that the model passes on, as `Flat.of` does.
+
+        Args:
+            what: what the model does with it, for the error message.
+
+        Raises:
+            TypeError: see `Flat.of`.
+            PassedError: a DTensor is not one that a module has returned. Operations with DTensors may need collectives,
+                whose gradients the tracer would lose.
+        """
+        for leaf in _dtensors(value):
+            if not any(leaf is known for known in self.dtensors):
+                raise PassedError(
+                    f"the model {what} a DTensor that it has computed between its modules, where the tracer would lose "
+                    "gradients: let the module before return a tensor (use_local_output=True), or cut without tracing "
+                    "(trace=False)"
+                )
+        with self._gradients.permitted(), without_function_modes():
+            return Flat.of(value)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,14 +34,14 @@ def require_no_backward_hooks(modules: Mapping[str, nn.Module]) -> None:
 
 class RefusedGradients:
     """While it is open, `torch.autograd.Function`, ``Tensor.register_hook`` and a look at ``Tensor.requires_grad`` are
-    errors, unless ``allowed`` is set.
+    errors, except in a block of `permitted`.
 
     Functions of torch itself change no gradients, such as those of checkpoints, except if they communicate. Torch may
     look at all tensors, and the model at its parameters.
     """
 
     def __init__(self) -> None:
-        self.allowed = False
+        self._allowed = False
         self._thread = threading.get_ident()  # others may compute something else
         self._apply = vars(torch.autograd.Function)["apply"]
         self._register_hook = Tensor.register_hook
@@ -75,8 +76,17 @@ class RefusedGradients:
         Tensor.register_hook = self._register_hook  # type: ignore[method-assign]
         del Tensor.requires_grad  # the one that it inherits is back
 
+    @contextmanager
+    def permitted(self) -> Iterator[None]:
+        """A block in which they are no errors: what runs in it is not between layers."""
+        self._allowed = True
+        try:
+            yield
+        finally:  # the model may catch what a layer raises
+            self._allowed = False
+
     def _require_allowed(self, what: str, reason: str = "where the tracer would lose the backward") -> None:
-        if not self.allowed and threading.get_ident() == self._thread:
+        if not self._allowed and threading.get_ident() == self._thread:
             raise PassedError(
                 f"the model {what}, between its layers, {reason}: move that into a module that has no layers inside, "
                 "or cut without tracing (trace=False)"

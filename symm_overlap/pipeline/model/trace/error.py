@@ -14,9 +14,13 @@ class TraceError(RuntimeError):
 
 
 _REMEDY = (
-    "Code that depends on the values of tensors cannot be traced. Move it out of the model, or cut the model without "
-    "tracing: PipelineModel(model, trace=False, layer_names=..., first=..., last=...) calls the layers one after "
-    "another as they are"
+    "If this code depends on the values of tensors, or is such as torch.export cannot trace, move it out of the model, "
+    "or cut the model without tracing: PipelineModel(model, trace=False, layer_names=..., first=..., last=...) calls "
+    "the layers one after another as they are"
+)
+_OF_DTENSORS = (
+    "A DTensor that a module returns can only be passed on to another module: let the module return a tensor "
+    "(use_local_output=True), or compute with it inside of a module"
 )
 
 
@@ -27,11 +31,12 @@ class PassedError(TypeError):
     """Something other than tensors and constants would have to pass between layers. The message says what to do."""
 
 
-def failure_message(error: BaseException, model: nn.Module, names: Mapping[int, str]) -> str:
+def failure_message(error: BaseException, model: nn.Module, names: Mapping[int, str], dtensors: bool) -> str:
     """Return the message for an error that was raised while a model was traced.
 
     Args:
         names: the name of each module by its ``id``.
+        dtensors: whether a module has returned a DTensor.
     """
     place = _place(error, names)
     where = f" in {place}" if place else ""
@@ -40,6 +45,7 @@ def failure_message(error: BaseException, model: nn.Module, names: Mapping[int, 
     if isinstance(error, PassedError):
         return f"{type(model).__name__} cannot be traced{where}\n  {reason}"
     remedy = "" if isinstance(error, TypeError) else f"\n{_REMEDY}"  # a wrong argument, as of a batch that does not fit
+    remedy = f"\n{_OF_DTENSORS}{remedy}" if dtensors else remedy
     return f"{type(model).__name__} cannot be traced{where}\n  {type(error).__name__}: {reason}{remedy}"
 
 

@@ -145,7 +145,9 @@ class _Contents:
         return all(map(_same, one, two))
 
     def restored(self) -> list[Any] | dict[Any, Any]:
-        """Return the list or dict, with these contents again."""
+        """Return the list or dict, with these contents again. One that has them is left alone: it may be frozen."""
+        if self.same(_Contents(self.value)):
+            return self.value
         self.value.clear()
         if isinstance(self.value, dict):
             self.value.update(self._copy)

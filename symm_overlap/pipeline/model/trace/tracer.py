@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -16,10 +17,11 @@ from torch.export.graph_signature import InputKind
 
 from .._torch import FakeTensor
 from ..skeleton import Skeleton
-from .calls import WHOLE_MODULE, Call, Flat, Recorder
+from .calls import WHOLE_MODULE, Call, Recorder
 from .custom_gradients import require_no_backward_hooks
 from .effects import Constant, has_effects
 from .error import PassedError, TraceError, failure_message, line_of
+from .flat import Flat
 from .kept import require_nothing_kept
 from .state import State, modules_around
 
@@ -51,7 +53,13 @@ class _Root(nn.Module):
     """A model as a function from the tensors of a batch, or of several, to tensors."""
 
     def __init__(
-        self, model: nn.Module, batch: Flat, state: State, returned: Callable[[Flat], None], batches: int = 1
+        self,
+        model: nn.Module,
+        batch: Flat,
+        state: State,
+        recorder: Recorder,
+        returned: Callable[[Flat], None],
+        batches: int = 1,
     ) -> None:
         super().__init__()
         self.model, self.batch, self.batches = model, batch, batches
@@ -59,6 +67,7 @@ class _Root(nn.Module):
         self.begin: Callable[[nn.Module], None] = lambda model: state.begin(model)
         self.end: Callable[[], None] = lambda: state.end()
         self.undo: Callable[[], None] = lambda: state.undo()
+        self.flat: Callable[[Any], tuple[Flat, list[Tensor]]] = lambda value: recorder.flat(value, "returns")
         self.returned = returned
 
     def forward(self, *tensors: Tensor) -> list[Tensor]:
@@ -71,7 +80,9 @@ class _Root(nn.Module):
         finally:
             self.undo()
         try:
-            flat, results = Flat.of(returned if self.batches > 1 else returned[0])
+            flat, results = self.flat(returned if self.batches > 1 else returned[0])
+        except PassedError:
+            raise
         except TypeError as error:
             raise PassedError(
                 f"{type(self.model).__name__} returns {error}, in which torch finds no tensors: register its class "
@@ -107,11 +118,11 @@ def trace(
 
     def exported(batches: int) -> torch.export.ExportedProgram:
         fakes = tuple(skeleton.fake(tensor) for _ in range(batches) for tensor in tensors.values())
-        root = _Root(skeleton.model, batch, state, returned.append, batches)
+        root = _Root(skeleton.model, batch, state, recorder, returned.append, batches)
         try:
             return torch.export.export(root, fakes, strict=False)
         except Exception as error:
-            raise TraceError(failure_message(error, skeleton.model, names)) from error
+            raise TraceError(failure_message(error, skeleton.model, names, bool(recorder.dtensors))) from error
 
     # Not as the caller has set it: a no_grad() around a training step leaves no trace in the graph.
     with torch.inference_mode(False), torch.set_grad_enabled(gradients), Recorder(whole, state) as recorder:
@@ -170,6 +181,13 @@ class _Copy:
         live = set(self._graph.nodes)
         calls = {node: calls for node, calls in self._calls.items() if node in live}
         layers = tuple(node for node in self._graph.nodes if node in calls and calls[node][0].name in self._layers)
+        if not layers:
+            names = ", ".join(sorted(self._layers)[:4]) + (", ..." if len(self._layers) > 4 else "")
+            raise TraceError(
+                f"the model does not call any of the layers {names}, or uses nothing of what they return. A ModuleList "
+                "is never called itself, and layer.forward(...) is no call of a module: choose other layers with "
+                "layer_cls or layer_names"
+            )
         return Traced(self._graph, calls, layers, returned, sharing)
 
     def _copied(self, node: fx.Node) -> fx.Node:
