@@ -1,7 +1,7 @@
 """Slow references for `bench.pipeline_schedule`, which search through all earlier actions to find an action's inputs.
 
 torch.distributed.pipelining worked this way before it kept sets of the finished actions. The time is quadratic in the
-number of actions. Tests also compare the simulator's ``peek`` with this reference, because no installed torch has it.
+number of actions.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def add_send_recv(schedule: Schedule) -> Rows:
     return rows
 
 
-def simulate(schedule: Schedule, peek: bool = False) -> Rows:
+def simulate(schedule: Schedule) -> Rows:
     """Return the same table as `symm_overlap.pipeline.simulation.unit_time`."""
     todo = [[action for action in row if action is not None] for row in schedule.rows]
     table: Rows = [[] for _ in todo]
@@ -72,9 +72,8 @@ def simulate(schedule: Schedule, peek: bool = False) -> Rows:
         sender = schedule.previous_stage(action.stage) if forward else schedule.next_stage(action.stage)
         if sender is None:
             return False
-        peer = schedule.placement[sender]
         send = Action(sender, "SEND_F" if forward else "SEND_B", action.microbatch)
-        return send in table[peer] or (peek and todo[peer][:1] == [send])
+        return send in table[schedule.placement[sender]]
 
     while any(todo):
         active = [rank for rank, queue in enumerate(todo) if queue]

@@ -82,9 +82,9 @@ PYBIND11_MODULE(_sim, m) {
     }
     return py::make_tuple(bytes(flat), bytes(starts));
   });
-  m.def("unit_time", [](const py::tuple& encoded, bool peek) {
+  m.def("unit_time", [](const py::tuple& encoded) {
     const Schedule given(encoded);
-    const sim::UnitTime found = sim::unit_time(given.rows, peek);
+    const sim::UnitTime found = sim::unit_time(given.rows);
     return py::make_tuple(bytes(found.steps), found.length, found.complete);
   });
   m.def("pipeline_work", [](const py::tuple& encoded, const py::tuple& durations, double overlap,

@@ -108,50 +108,11 @@ void run_ahead(Run& run) {
   }
 }
 
-// Runs step by step. In each step, the ranks are tried in order, and the ranks that could not run are tried once more.
-// A receive may run before its send if the send is the next action of its rank at that moment, so the result depends on
-// the order of the ranks.
-void run_peeking(Run& run) {
-  const Rows& rows = run.rows;
-  const auto ready = [&](size_t rank) {
-    return rows.each(rows.cells[run.next[rank]], [&](const Cell& cell) {
-      if (!is_recv(cell.kind)) return ready_here(run.done, cell);
-      const int64_t stage = sender(rows, cell);
-      if (stage < 0) return false;
-      const Cell send(cell.kind == kRecvForward ? kSendForward : kSendBackward, stage, cell.microbatch);
-      if (run.done.has(send.kind, send.stage, send.microbatch)) return true;
-      const size_t peer = rows.placement[stage];
-      return !run.over(peer) && rows.cells[run.next[peer]] == send.code();
-    });
-  };
-  std::vector<size_t> active;
-  for (size_t rank = 0; rank < rows.ranks(); ++rank)
-    if (!run.over(rank)) active.push_back(rank);
-  std::vector<size_t> waiting;
-  for (int64_t step = 0; !active.empty(); ++step) {
-    waiting.clear();
-    for (size_t rank : active) {
-      if (ready(rank))
-        run.take(rank, step);
-      else
-        waiting.push_back(rank);
-    }
-    if (waiting.size() == active.size()) return;
-    for (size_t rank : waiting)
-      if (ready(rank)) run.take(rank, step);
-    active.erase(std::remove_if(active.begin(), active.end(), [&](size_t rank) { return run.over(rank); }),
-                 active.end());
-  }
-}
-
 }  // namespace
 
-UnitTime unit_time(const Rows& rows, bool peek) {
+UnitTime unit_time(const Rows& rows) {
   Run run(rows);
-  if (peek)
-    run_peeking(run);
-  else
-    run_ahead(run);
+  run_ahead(run);
   UnitTime result{std::move(run.steps), 0, true};
   for (int64_t step : result.steps) result.length = std::max(result.length, step + 1);
   for (size_t rank = 0; rank < rows.ranks(); ++rank) result.complete &= run.over(rank);

@@ -14,6 +14,6 @@ struct UnitTime {
 };
 
 // See symm_overlap/pipeline/simulation/unit_time.py.
-UnitTime unit_time(const Rows& rows, bool peek);
+UnitTime unit_time(const Rows& rows);
 
 }  // namespace symm_overlap::sim

@@ -32,18 +32,6 @@ Step 07: 0B0      1F1
 Step 08:          1B1
 Step 09: 0RECV_B1 1SEND_B1
 Step 10: 0B1"""
-# The first six steps are in the description of pytorch/pytorch pull request 138928.
-GOLDEN_PEEK = """\
-         Rank 0   Rank 1
-Step 00: 0F0      1RECV_F0
-Step 01: 0SEND_F0
-Step 02: 0F1      1RECV_F1
-Step 03: 0SEND_F1 1F0
-Step 04: 0RECV_B0 1B0
-Step 05: 0B0      1SEND_B0
-Step 06:          1F1
-Step 07: 0RECV_B1 1B1
-Step 08: 0B1      1SEND_B1"""
 
 Table = tuple[tuple[Action | None, ...], ...]
 
@@ -66,9 +54,6 @@ def test_golden_tables(compiled: bool) -> None:
     result = simulate_unit_time(schedule, compiled=compiled)
     assert str(result) == GOLDEN
     assert (result.length, result.idle()) == (11, (3, 3))
-    peeking = simulate_unit_time(schedule, peek=True, compiled=compiled)
-    assert str(peeking) == GOLDEN_PEEK
-    assert peeking.length == 9
 
 
 @pytest.mark.parametrize(
@@ -108,17 +93,15 @@ def test_random_schedules_run_as_in_torch() -> None:
         assert texts(simulate_unit_time(ours).table()) == texts(expected.values()), seed
 
 
-@pytest.mark.parametrize("peek", [False, True])
-def test_random_schedules_run_as_in_a_search_through_all_earlier_actions(peek: bool) -> None:
+def test_random_schedules_run_as_in_a_search_through_all_earlier_actions() -> None:
     for seed in range(60):
         compute = random_compute(seed)
         ours = encoded_send_recv(encode(compute)).schedule()
         assert texts(ours.rows) == texts(reference.add_send_recv(compute)), seed
-        assert texts(simulate_unit_time(ours, peek=peek).table()) == texts(reference.simulate(ours, peek)), seed
+        assert texts(simulate_unit_time(ours).table()) == texts(reference.simulate(ours)), seed
 
 
-@pytest.mark.parametrize("peek", [False, True])
-def test_the_twin_gives_the_same_bits(peek: bool) -> None:
+def test_the_twin_gives_the_same_bits() -> None:
     halted = 0
     for seed in range(100):
         right = encoded_send_recv(encode(with_residency(random_compute(seed, compounds=True), seed))).schedule()
@@ -130,10 +113,10 @@ def test_the_twin_gives_the_same_bits(peek: bool) -> None:
                 row[first], row[second] = row[second], row[first]
 
         for schedule in (right, changed(right, mix), random_table(seed)):
-            plain = outcome(schedule, peek=peek, compiled=False)
-            assert outcome(schedule, peek=peek) == plain, seed
+            plain = outcome(schedule, compiled=False)
+            assert outcome(schedule) == plain, seed
             halted += bool(plain[1])
-        assert not outcome(right, peek=peek)[1], seed
+        assert not outcome(right)[1], seed
     assert halted > 50
 
 
@@ -188,8 +171,7 @@ def test_a_deadlock_shows_the_table_and_where_each_rank_is() -> None:
 
 def test_a_stage_that_nobody_sends_to_waits_for_ever() -> None:
     for row in ("0RECV_F0", "0RECV_B0", "0SEND_F0", "0SEND_B0", "0WAIT_SEND_F0"):
-        for peek in (False, True):
-            assert outcome(table(row), peek=peek)[1] == {0: Action.parse(row)}
+        assert outcome(table(row))[1] == {0: Action.parse(row)}
 
 
 def test_neighbours_on_one_rank_hand_over_without_a_send() -> None:

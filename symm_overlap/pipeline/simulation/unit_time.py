@@ -11,8 +11,7 @@ conditions hold:
 - A compound takes one step and needs everything that its parts need.
 
 The resulting tables equal those of torch.distributed.pipelining from 2.6 on (pytorch/pytorch pull request 138928), but
-torch rejects UNSHARD and compounds. With ``peek`` they equal those of torch before that pull request: there a receive
-could also run while its send was the next action of the sending rank, which is one step early.
+torch rejects UNSHARD and compounds.
 """
 
 from __future__ import annotations
@@ -112,12 +111,11 @@ class UnitTime:
         return self.text()
 
 
-def simulate_unit_time(schedule: Schedule | Encoded, *, peek: bool = False, compiled: bool = True) -> UnitTime:
+def simulate_unit_time(schedule: Schedule | Encoded, *, compiled: bool = True) -> UnitTime:
     """Simulate a schedule in which every action takes one step, and return the step of each action.
 
     Args:
         schedule: a schedule with its sends and receives.
-        peek: let a receive run while its send is the next action of the sending rank, as torch did before 2.6.
         compiled: False runs the same algorithm in plain Python, which takes about a hundred times as long.
 
     Returns:
@@ -128,7 +126,7 @@ def simulate_unit_time(schedule: Schedule | Encoded, *, peek: bool = False, comp
         ValueError: an action is invalid (`encode`). The message names it.
     """
     encoded = schedule if isinstance(schedule, Encoded) else encode(schedule)
-    steps, length, complete = _sim.unit_time(encoded, peek) if compiled else unit_time_twin.unit_time(encoded, peek)
+    steps, length, complete = (_sim.unit_time if compiled else unit_time_twin.unit_time)(encoded)
     result = UnitTime(encoded, integers(steps), length)
     if not complete:
         raise DeadlockError(result)

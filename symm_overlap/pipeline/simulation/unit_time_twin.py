@@ -6,9 +6,7 @@ sends and receives is `symm_overlap.pipeline.lowering.send_recv`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from .encoded import NUMBERS, WAIT, Encoded, code_of, fields, parts_of
+from .encoded import NUMBERS, WAIT, Encoded, code_of, parts_of
 
 F, I, B = NUMBERS["F"], NUMBERS["I"], NUMBERS["B"]  # noqa: E741 (torch's letters)
 SEND_F, RECV_F = NUMBERS["SEND_F"], NUMBERS["RECV_F"]
@@ -66,13 +64,13 @@ class _Done:
         return self.has_input(kind, stage, microbatch)
 
 
-def unit_time(encoded: Encoded, peek: bool) -> tuple[list[int], int, bool]:
+def unit_time(encoded: Encoded) -> tuple[list[int], int, bool]:
     """Return (the step of each cell, the number of steps, True if every action is reached).
 
     The step is -1 for an empty cell and for a cell that is never reached.
     """
     run = _Run(encoded)
-    (_run_peeking if peek else _run_ahead)(run)
+    run.all()
     return run.steps, max(run.steps, default=-1) + 1, all(map(run.over, range(encoded.ranks)))
 
 
@@ -88,79 +86,48 @@ class _Run:
             for rank in range(encoded.ranks)
         ]
         self.position = [0] * encoded.ranks  # in the row
+        self.clock = [0] * encoded.ranks  # the next free step
         self.sent: dict[int, int] = {}  # the step of each send
+        self.waiting: dict[int, int] = {}  # the rank that waits for a send
+
+    def all(self) -> None:
+        """Run each rank until it reaches a receive whose send has not run yet, and go on when the send has run."""
+        runnable = list(reversed(range(self.encoded.ranks)))
+        while runnable:
+            rank = runnable.pop()
+            while not self.over(rank) and self.ready(rank):
+                runnable += self.take(rank)
 
     def over(self, rank: int) -> bool:
         return self.position[rank] == len(self.rows[rank])
 
-    def head(self, rank: int) -> int:
-        """Return the cell of a rank's next action."""
-        return self.encoded.cells[self.rows[rank][self.position[rank]]]
+    def leaves(self, rank: int) -> list[tuple[int, int, int]]:
+        """Return the fields of a rank's next action, or, for a compound, the fields of each part."""
+        return list(parts_of(self.encoded.cells[self.rows[rank][self.position[rank]]], self.encoded.parts))
 
-    def ready(self, rank: int, recv_ready: Callable[[int], bool]) -> bool:
-        """True if a rank's next action can run. For a receive, ``recv_ready`` decides; its argument is the send."""
-        for kind, stage, microbatch in parts_of(self.head(rank), self.encoded.parts):
+    def ready(self, rank: int) -> bool:
+        """True if a rank's next action can run. If a send is missing, the rank is noted as waiting for it."""
+        for kind, stage, microbatch in self.leaves(rank):
             if kind in (RECV_F, RECV_B):
                 send = self.done.send_of(kind, stage, microbatch)
-                if not (send and recv_ready(send)):
+                if send not in self.sent:
+                    self.waiting[send] = rank
                     return False
             elif not self.done.ready_here(kind, stage, microbatch):
                 return False
         return True
 
-    def take(self, rank: int, step: int) -> None:
-        """Run a rank's next action."""
-        for leaf in parts_of(self.head(rank), self.encoded.parts):
+    def take(self, rank: int) -> list[int]:
+        """Run a rank's next action. Return the ranks that waited for it."""
+        leaves, step = self.leaves(rank), self.clock[rank]
+        for leaf in leaves:
+            if leaf[0] in (RECV_F, RECV_B):
+                step = max(step, self.sent[self.done.send_of(*leaf)])
+        for leaf in leaves:
             self.done.add(code_of(*leaf))
             if leaf[0] in (SEND_F, SEND_B):
                 self.sent.setdefault(code_of(*leaf), step)
         self.steps[self.rows[rank][self.position[rank]]] = step
         self.position[rank] += 1
-
-
-def _run_ahead(run: _Run) -> None:
-    """Run each rank until it reaches a receive whose send has not run yet, and continue it when the send has run."""
-    clock = [0] * run.encoded.ranks
-    waiting: dict[int, int] = {}  # the rank that waits for a send
-    runnable = list(reversed(range(run.encoded.ranks)))
-    while runnable:
-        rank = runnable.pop()
-
-        def sent(send: int, rank: int = rank) -> bool:
-            if send in run.sent:
-                return True
-            waiting[send] = rank
-            return False
-
-        while not run.over(rank) and run.ready(rank, sent):
-            leaves = list(parts_of(run.head(rank), run.encoded.parts))
-            recvs = [run.sent[run.done.send_of(*leaf)] for leaf in leaves if leaf[0] in (RECV_F, RECV_B)]
-            step = max([clock[rank], *recvs])
-            run.take(rank, step)
-            clock[rank] = step + 1
-            runnable += [waiting.pop(send) for send in (code_of(*leaf) for leaf in leaves) if send in waiting]
-
-
-def _run_peeking(run: _Run) -> None:
-    """Run step by step. In each step, try the ranks in order, and then try once more those that could not run."""
-
-    def peek(send: int) -> bool:
-        peer = run.encoded.placement[fields(send)[1]]
-        return send in run.sent or (not run.over(peer) and run.head(peer) == send)
-
-    step = 0
-    active = [rank for rank in range(run.encoded.ranks) if not run.over(rank)]
-    while active:
-        waiting = []
-        for rank in active:
-            if run.ready(rank, peek):
-                run.take(rank, step)
-            else:
-                waiting.append(rank)
-        if len(waiting) == len(active):
-            return
-        for rank in waiting:
-            if run.ready(rank, peek):
-                run.take(rank, step)
-        active = [rank for rank in active if not run.over(rank)]
-        step += 1
+        self.clock[rank] = step + 1
+        return [self.waiting.pop(send) for send in (code_of(*leaf) for leaf in leaves) if send in self.waiting]
