@@ -1,13 +1,13 @@
-"""Time to lower and simulate pipeline schedules: ours in C++, its twin in Python, torch, and a quadratic search.
+"""Time to lower and simulate pipeline schedules: ours, torch, and a quadratic search.
 
     python -m bench.pipeline_schedule --json result.json
 
 Each way starts from a schedule's compute actions in its own format, inserts sends and receives, and simulates in unit
-time. ``ours`` is csrc/sim, including the conversion from Python's actions. ``twin`` is the same in plain Python.
-``torch`` uses the functions of torch.distributed.pipelining. ``search`` looks through all earlier actions for the
-inputs of an action, as torch did before it kept sets. All ways must find the same number of steps. ``cost`` is how many
-actions a second the cost simulator runs. Times are processor time. Nothing here ever waits, so processor time is
-complete, and other programs on the machine disturb it less than wall time.
+time. ``ours`` is csrc/sim, including the conversion from Python's actions. ``torch`` uses the functions of
+torch.distributed.pipelining. ``search`` looks through all earlier actions for the inputs of an action, as torch did
+before it kept sets. All ways must find the same number of steps. ``cost`` is how many actions a second the cost
+simulator runs. Times are processor time. Nothing here ever waits, so processor time is complete, and other programs on
+the machine disturb it less than wall time.
 
 Targets: at most 100 ms for the largest case and 50 times as fast as torch there; at most 10 ms for every case of up to
 32 ranks; 2 million actions a second with costs.
@@ -30,7 +30,6 @@ from bench.harness.json_file import add_json_option, write_json
 from bench.harness.report import environment_lines
 from symm_overlap.pipeline import Schedule, to_torch
 from symm_overlap.pipeline.generators import generate
-from symm_overlap.pipeline.lowering import add_send_recv
 from symm_overlap.pipeline.send_recv import encoded_send_recv
 from symm_overlap.pipeline.simulation.cost import simulate_cost
 from symm_overlap.pipeline.simulation.encoded import encode
@@ -81,13 +80,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     described = environment("cpu", 1, 1)
     print(environment_lines(described))
     print("\n  milliseconds to lower and simulate; cost: million actions a second")
-    heads = ("ours", "twin", "torch", "search", "x torch", "cost")
+    heads = ("ours", "torch", "search", "x torch", "cost")
     print(f"  {'schedule':24}{'v':>3}{'m':>5}{'p':>4}{'actions':>9}{'steps':>8}" + "".join(f"{h:>10}" for h in heads))
     rows = []
     for case in cases:
         row = measure(case, options.rounds)
         rows.append(row)
-        figures = "".join(_figure(row[key]) for key in ("ours_ms", "twin_ms", "torch_ms", "search_ms"))
+        figures = "".join(_figure(row[key]) for key in ("ours_ms", "torch_ms", "search_ms"))
         print(
             f"  {case.name:24}{case.stages_per_rank:>3}{case.microbatches:>5}{case.ranks:>4}{row['actions']:>9}"
             f"{row['steps']:>8}{figures}{_figure(row['times_torch'])}{_figure(row['million_actions'])}"
@@ -109,7 +108,6 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
     actions = len(lowered.cells)
     ways: dict[str, tuple[Callable[[], int], int]] = {
         "ours": (lambda: simulate_unit_time(encoded_send_recv(encode(schedule))).length, rounds),
-        "twin": (lambda: simulate_unit_time(add_send_recv(schedule), compiled=False).length, 1),
         "torch": (_torch(schedule), 1),
     }
     if actions <= SEARCH_AT_MOST:

@@ -107,15 +107,14 @@ TESTS: dict[str, list[str]] = {
     "pipeline/verify": ["tests/pipeline/test_verify.py"],
     **{
         f"pipeline/{name}.py": ["tests/pipeline/test_unit_time.py", "tests/pipeline/test_encoded.py"]
-        for name in ("simulation/unit_time", "simulation/unit_time_twin", "simulation/encoded", "send_recv")
+        for name in ("simulation/unit_time", "simulation/encoded", "send_recv")
     },
     **{
         f"pipeline/simulation/{name}.py": ["tests/pipeline/test_cost.py"]
-        for name in ("cost", "costs", "cost_result", "work", "work_twin")
+        for name in ("cost", "costs", "cost_result", "work")
     },
     **{
-        f"plan/{name}.py": ["tests/plan/test_engine.py", "tests/plan/test_simulate.py"]
-        for name in ("engine", "work", "simulate")
+        f"plan/{name}.py": ["tests/plan/test_engine.py", "tests/plan/test_simulate.py"] for name in ("work", "simulate")
     },
     "plan/ranges.py": ["tests/plan/test_ranges.py", "tests/profile/test_nested.py"],
     "collective/exchange/ranges.py": ["tests/profile/test_call_ranges.py", "tests/profile/test_record.py"],

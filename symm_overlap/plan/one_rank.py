@@ -11,7 +11,7 @@ the time of the host, which issues the steps one after another, in the order of 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 from . import work
@@ -33,7 +33,6 @@ class Conditions(TypedDict, total=False):
     on_sms: Required[Collection[str]]
     host: Sequence[float] | None
     flight: float
-    run: Callable[[Work], Times]
 
 
 def makespan_of_one_rank(plan: Plan, costs: CostOf, **conditions: Unpack[Conditions]) -> float:
@@ -51,14 +50,13 @@ def times_of_one_rank(
     on_sms: Collection[str],
     host: Sequence[float] | None = None,
     flight: float = 0.0,
-    run: Callable[[Work], Times] = work.run,
 ) -> Times:
     """Return when each step of one call runs, in the unit of the costs. All ranks start at 0. The times of the steps
     come first, in the order of the plan; after them come those of other work.
 
     Args:
         plan: the plan of any rank; the plans of the others are the same with the ranks rotated.
-        costs, on_sms, run: see `simulate`.
+        costs, on_sms: see `simulate`.
         host: how long the host takes to issue each step, one after another; by default no time. No step starts before
             it is issued.
         flight: how long it takes until a peer can see what a step has posted. It does not block either of the two
@@ -83,7 +81,7 @@ def times_of_one_rank(
     streams = {name: number for number, name in enumerate(plan.streams, start=1)}
     nothing = integers([-1] * (count + others))
     first = 1 + len(streams)
-    times = run(
+    times = work.run(
         Work(
             stream=integers(
                 [*(streams[step.stream] for step in plan.steps), *[0] * count, *range(first, first + len(posts))]

@@ -13,8 +13,7 @@ does so, the oldest first. If two kernels are ready at the same time, either may
 between ranks. CUDA leaves this choice open; here the seed makes it. Of two copies that are ready at the same time, the
 copy of the lower rank starts first, and on one rank the copy that is earlier in its plan.
 
-The clock itself is in csrc/sim and, in plain Python, in `engine`. This module turns plans into its arrays, and its
-times into a timeline.
+The clock itself is in csrc/sim. This module turns plans into its arrays, and its times into a timeline.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ def simulate(
     seed: int = 0,
     on_sms: Collection[str] | None = None,
     compute: float | None = None,
-    run: Callable[[Work], Times] = work.run,
 ) -> Timeline:
     """Run ``calls`` (for each call, the plans of all ranks) on a clock.
 
@@ -57,7 +55,6 @@ def simulate(
             free for a moment, so a matmul may delay it.
         compute: how long the matmuls take without communication, in one piece. By default the sum of their chunks'
             bodies and one tail.
-        run: the clock; `engine.run` is the same in plain Python.
 
     Returns:
         The timeline: when each step ran, the makespan and the overlap efficiency.
@@ -72,7 +69,7 @@ def simulate(
     if on_sms is None:
         on_sms = {at.step.kind for at in order.where if kind(at.step.kind).occupies == "SMs"}
     costs_of = [costs(at.rank, at.step) for at in order.where]
-    times = run(_work(order, costs_of, seed, on_sms))
+    times = work.run(_work(order, costs_of, seed, on_sms))
     return _timeline(order, costs_of, times, compute)
 
 

@@ -81,8 +81,6 @@ class Times(NamedTuple):
 def run(work: Work) -> Times:
     """Run work on a clock. The same work always gives the same times. Work in a ring of dependencies never starts.
 
-    `symm_overlap.plan.engine` does the same in plain Python.
-
     Raises:
         ValueError: the lengths of the arrays do not match each other, or a number is not allowed.
     """

@@ -20,7 +20,7 @@ def test_all_ways_are_timed_and_come_to_the_same_steps(tmp_path: Path, capsys: p
         ("Interleaved1F1B", 352, 149),
     ]
     for row in found["rows"]:
-        assert all(row[f"{way}_ms"] > 0 for way in ("ours", "twin", "torch", "search"))
+        assert all(row[f"{way}_ms"] > 0 for way in ("ours", "torch", "search"))
         assert row["times_torch"] == row["torch_ms"] / row["ours_ms"]
         assert row["million_actions"] > 0
     assert "Interleaved1F1B" in capsys.readouterr().out

@@ -19,9 +19,10 @@ from symm_overlap.pipeline.simulation.cost_result import CostResult, _summed
 from symm_overlap.pipeline.simulation.costs import PipelineCosts
 from symm_overlap.pipeline.simulation.encoded import encode
 from symm_overlap.pipeline.simulation.work import pipeline_work
-from symm_overlap.pipeline.simulation.work_twin import pipeline_work as plain_work
-from symm_overlap.plan import engine, work
+from symm_overlap.plan import work
+from tests.plan import engine_twin
 
+from . import work_twin
 from .executor import run
 from .random_schedules import random_compute, with_residency
 from .tables import TWO_RANKS, changed, drop, lowered, table
@@ -106,10 +107,10 @@ def test_the_twin_makes_the_same_work_and_finds_the_same_times() -> None:
         encoded = encoded_send_recv(encode(schedule))
         for one_stream in (False, True):
             arguments = (encoded, costs.durations(stages), costs.overlap, costs.slow_down, one_stream)
-            compiled, plain = pipeline_work(*arguments), plain_work(*arguments)
+            compiled, plain = pipeline_work(*arguments), work_twin.pipeline_work(*arguments)
             for field, one, other in zip(work.Work._fields, compiled, plain, strict=True):
                 assert one.tolist() == other.tolist(), (seed, field)
-            for one, other in zip(work.run(compiled), engine.run(plain), strict=True):
+            for one, other in zip(work.run(compiled), engine_twin.run(plain), strict=True):
                 assert one.tolist() == other.tolist(), seed
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 
 import pytest
 
@@ -13,8 +14,9 @@ from symm_overlap.pipeline.generators import generate
 from symm_overlap.pipeline.lowering import add_send_recv, defer_receives
 from symm_overlap.pipeline.send_recv import encoded_send_recv
 from symm_overlap.pipeline.simulation.encoded import encode
-from symm_overlap.pipeline.simulation.unit_time import DeadlockError, simulate_unit_time
+from symm_overlap.pipeline.simulation.unit_time import DeadlockError, UnitTime, simulate_unit_time
 
+from . import unit_time_twin
 from .random_schedules import random_compute, with_residency
 from .random_tables import random_table
 from .tables import TWO_RANKS, V_SPLIT, changed, lowered, swap, table
@@ -34,24 +36,24 @@ Step 09: 0RECV_B1 1SEND_B1
 Step 10: 0B1"""
 
 Table = tuple[tuple[Action | None, ...], ...]
+Simulate = Callable[[Schedule], UnitTime]
 
 
 def texts(rows: object) -> list[list[str | None]]:
     return [[None if action is None else str(action) for action in row] for row in rows]  # type: ignore[attr-defined]
 
 
-def outcome(schedule: Schedule, **arguments: bool) -> tuple[Table, dict[int, Action]]:
+def outcome(schedule: Schedule, simulate: Simulate = simulate_unit_time) -> tuple[Table, dict[int, Action]]:
     """Return the table, and for each rank that is stuck, the action that it cannot run."""
     try:
-        return simulate_unit_time(schedule, **arguments).table(), {}
+        return simulate(schedule).table(), {}
     except DeadlockError as error:
         return error.partial.table(), error.next_actions
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-def test_golden_tables(compiled: bool) -> None:
-    schedule = lowered(*TWO_RANKS)
-    result = simulate_unit_time(schedule, compiled=compiled)
+@pytest.mark.parametrize("simulate", [simulate_unit_time, unit_time_twin.simulate_unit_time])
+def test_golden_tables(simulate: Simulate) -> None:
+    result = simulate(lowered(*TWO_RANKS))
     assert str(result) == GOLDEN
     assert (result.length, result.idle()) == (11, (3, 3))
 
@@ -113,7 +115,7 @@ def test_the_twin_gives_the_same_bits() -> None:
                 row[first], row[second] = row[second], row[first]
 
         for schedule in (right, changed(right, mix), random_table(seed)):
-            plain = outcome(schedule, compiled=False)
+            plain = outcome(schedule, unit_time_twin.simulate_unit_time)
             assert outcome(schedule) == plain, seed
             halted += bool(plain[1])
         assert not outcome(right)[1], seed

@@ -1,4 +1,4 @@
-"""A schedule as integers. csrc/sim and its twin in plain Python work on this form.
+"""A schedule as integers. csrc/sim works on this form.
 
 Each cell is one 64-bit integer, and the rows follow one another::
 

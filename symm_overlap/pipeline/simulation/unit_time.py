@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from ... import _sim
 from ..action import Action
 from ..schedule import Schedule
-from . import unit_time_twin
 from .encoded import Encoded, encode, integers
 
 SHOWN = 40
@@ -111,12 +110,11 @@ class UnitTime:
         return self.text()
 
 
-def simulate_unit_time(schedule: Schedule | Encoded, *, compiled: bool = True) -> UnitTime:
+def simulate_unit_time(schedule: Schedule | Encoded) -> UnitTime:
     """Simulate a schedule in which every action takes one step, and return the step of each action.
 
     Args:
         schedule: a schedule with its sends and receives.
-        compiled: False runs the same algorithm in plain Python, which takes about a hundred times as long.
 
     Returns:
         The step of each action. Its text is a table of steps and ranks.
@@ -126,7 +124,7 @@ def simulate_unit_time(schedule: Schedule | Encoded, *, compiled: bool = True) -
         ValueError: an action is invalid (`encode`). The message names it.
     """
     encoded = schedule if isinstance(schedule, Encoded) else encode(schedule)
-    steps, length, complete = (_sim.unit_time if compiled else unit_time_twin.unit_time)(encoded)
+    steps, length, complete = _sim.unit_time(encoded)
     result = UnitTime(encoded, integers(steps), length)
     if not complete:
         raise DeadlockError(result)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import isfinite
 from typing import TypeVar
 
-from .work import TIE, Times, Work, doubles, integers
+from symm_overlap.plan.work import TIE, Times, Work, doubles, integers
 
 T = TypeVar("T", int, float)
 

@@ -1,4 +1,4 @@
-"""The unit-time simulation of csrc/sim in plain Python. It computes the same integers, for tests and for readers.
+"""The unit-time simulation of csrc/sim in plain Python. It computes the same integers.
 
 `symm_overlap.pipeline.simulation.unit_time` documents what is computed. The plain Python form of the pass that adds
 sends and receives is `symm_overlap.pipeline.lowering.send_recv`.
@@ -6,7 +6,9 @@ sends and receives is `symm_overlap.pipeline.lowering.send_recv`.
 
 from __future__ import annotations
 
-from .encoded import NUMBERS, WAIT, Encoded, code_of, parts_of
+from symm_overlap.pipeline import Schedule
+from symm_overlap.pipeline.simulation.encoded import NUMBERS, WAIT, Encoded, code_of, encode, integers, parts_of
+from symm_overlap.pipeline.simulation.unit_time import DeadlockError, UnitTime
 
 F, I, B = NUMBERS["F"], NUMBERS["I"], NUMBERS["B"]  # noqa: E741 (torch's letters)
 SEND_F, RECV_F = NUMBERS["SEND_F"], NUMBERS["RECV_F"]
@@ -64,14 +66,15 @@ class _Done:
         return self.has_input(kind, stage, microbatch)
 
 
-def unit_time(encoded: Encoded) -> tuple[list[int], int, bool]:
-    """Return (the step of each cell, the number of steps, True if every action is reached).
-
-    The step is -1 for an empty cell and for a cell that is never reached.
-    """
+def simulate_unit_time(schedule: Schedule) -> UnitTime:
+    """See `symm_overlap.pipeline.simulation.unit_time.simulate_unit_time`."""
+    encoded = encode(schedule)
     run = _Run(encoded)
     run.all()
-    return run.steps, max(run.steps, default=-1) + 1, all(map(run.over, range(encoded.ranks)))
+    result = UnitTime(encoded, integers(run.steps), max(run.steps, default=-1) + 1)
+    if not all(map(run.over, range(encoded.ranks))):
+        raise DeadlockError(result)
+    return result
 
 
 class _Run:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...plan.work import Work, doubles, integers, starts_of
-from .encoded import NUMBERS, OVERLAP, WAIT, Encoded, fields, parts_of
-from .work import STREAMS, Durations
+from symm_overlap.pipeline.simulation.encoded import NUMBERS, OVERLAP, WAIT, Encoded, fields, parts_of
+from symm_overlap.pipeline.simulation.work import STREAMS, Durations
+from symm_overlap.plan.work import Work, doubles, integers, starts_of
 
 F, I, W, B = (NUMBERS[kind] for kind in "FIWB")  # noqa: E741 (torch's letters)
 SEND_F, RECV_F, SEND_B, RECV_B, UNSHARD, RESHARD, REDUCE_GRAD = (
