@@ -36,7 +36,7 @@ def ready(schedule: Schedule, action: Action, earlier: list[list[Action | None]]
 
 
 def add_send_recv(schedule: Schedule) -> Rows:
-    """Return the rows with sends and receives added; see `symm_overlap.pipeline.send_recv`."""
+    """Return the rows with sends and receives added; see `symm_overlap.pipeline.lowering.send_recv`."""
     todo = [list(row) for row in schedule.rows]
     rows: Rows = [[] for _ in todo]
     while any(todo):

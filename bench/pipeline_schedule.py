@@ -30,9 +30,8 @@ from bench.harness.json_file import add_json_option, write_json
 from bench.harness.report import environment_lines
 from symm_overlap.pipeline import Schedule, to_torch
 from symm_overlap.pipeline.generators import generate
-from symm_overlap.pipeline.send_recv import encoded_send_recv
 from symm_overlap.pipeline.simulation.cost import simulate_cost
-from symm_overlap.pipeline.simulation.encoded import encode
+from symm_overlap.pipeline.simulation.encoded import encode, with_messages
 from symm_overlap.pipeline.simulation.unit_time import simulate_unit_time
 
 LARGEST_MS, UP_TO_32_RANKS_MS, TIMES_TORCH, MILLION_ACTIONS = 100.0, 10.0, 50.0, 2.0
@@ -104,10 +103,10 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
         RuntimeError: the ways found different numbers of steps.
     """
     schedule = generate(case.name, case.ranks, case.microbatches, case.stages_per_rank)
-    lowered = encoded_send_recv(encode(schedule))
+    lowered = with_messages(encode(schedule))
     actions = len(lowered.cells)
     ways: dict[str, tuple[Callable[[], int], int]] = {
-        "ours": (lambda: simulate_unit_time(encoded_send_recv(encode(schedule))).length, rounds),
+        "ours": (lambda: simulate_unit_time(with_messages(encode(schedule))).length, rounds),
         "torch": (_torch(schedule), 1),
     }
     if actions <= SEARCH_AT_MOST:

@@ -107,7 +107,7 @@ TESTS: dict[str, list[str]] = {
     "pipeline/verify": ["tests/pipeline/test_verify.py"],
     **{
         f"pipeline/{name}.py": ["tests/pipeline/test_unit_time.py", "tests/pipeline/test_encoded.py"]
-        for name in ("simulation/unit_time", "simulation/encoded", "send_recv")
+        for name in ("simulation/unit_time", "simulation/encoded")
     },
     **{
         f"pipeline/simulation/{name}.py": ["tests/pipeline/test_cost.py"]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from symm_overlap.pipeline import Action, Schedule
-from symm_overlap.pipeline.send_recv import encoded_send_recv
-from symm_overlap.pipeline.simulation.encoded import encode
+from symm_overlap.pipeline.simulation.encoded import encode, with_messages
 
 # 1F1B of two ranks, with the empty cells of the golden tables.
 TWO_RANKS = ("0F0,0F1,,0B0,,0B1", ",1F0,1B0,1F1,1B1,")
@@ -27,7 +26,7 @@ def table(*rows: str, **arguments: object) -> Schedule:
 
 def lowered(*rows: str, **arguments: object) -> Schedule:
     """Return the schedule of some rows of text, with sends and receives added."""
-    return encoded_send_recv(encode(table(*rows, **arguments))).schedule()
+    return with_messages(encode(table(*rows, **arguments))).schedule()
 
 
 def changed(schedule: Schedule, change: Callable[[Rows], object]) -> Schedule:

@@ -13,11 +13,10 @@ import pytest
 from symm_overlap.pipeline import Schedule
 from symm_overlap.pipeline.generators import GENERATORS, generate
 from symm_overlap.pipeline.lowering import lower
-from symm_overlap.pipeline.send_recv import encoded_send_recv
 from symm_overlap.pipeline.simulation.cost import simulate_cost
 from symm_overlap.pipeline.simulation.cost_result import CostResult, _summed
 from symm_overlap.pipeline.simulation.costs import PipelineCosts
-from symm_overlap.pipeline.simulation.encoded import encode
+from symm_overlap.pipeline.simulation.encoded import encode, with_messages
 from symm_overlap.pipeline.simulation.work import pipeline_work
 from symm_overlap.plan import work
 from tests.plan import engine_twin
@@ -104,7 +103,7 @@ def test_the_twin_makes_the_same_work_and_finds_the_same_times() -> None:
             forward=[1 + 0.1 * stage for stage in range(stages)], message=0.3, latency=0.1, unshard=0.7,
             reduce_grad=0.4, overlap=0.9, slow_down=1.25,
         )  # fmt: skip
-        encoded = encoded_send_recv(encode(schedule))
+        encoded = with_messages(encode(schedule))
         for one_stream in (False, True):
             arguments = (encoded, costs.durations(stages), costs.overlap, costs.slow_down, one_stream)
             compiled, plain = pipeline_work(*arguments), work_twin.pipeline_work(*arguments)

@@ -6,13 +6,12 @@ runs that work. If the schedule has only compute actions, sends and receives are
 
 from __future__ import annotations
 
-from ... import _sim
 from ...plan import work as clock
 from ..schedule import Schedule
 from . import work
 from .cost_result import CostResult
 from .costs import PipelineCosts
-from .encoded import Encoded, encode, integers
+from .encoded import Encoded, encode, with_messages
 
 
 def simulate_cost(schedule: Schedule | Encoded, costs: PipelineCosts | None = None) -> CostResult:
@@ -30,20 +29,10 @@ def simulate_cost(schedule: Schedule | Encoded, costs: PipelineCosts | None = No
             not finite, or an action is invalid (`encode`).
     """
     costs = PipelineCosts() if costs is None else costs
-    encoded = _with_messages(schedule if isinstance(schedule, Encoded) else encode(schedule))
+    encoded = with_messages(schedule if isinstance(schedule, Encoded) else encode(schedule))
     durations = costs.durations(len(encoded.placement))
     given = work.pipeline_work(encoded, durations, costs.overlap, costs.slow_down, costs.one_receive_stream)
     times = clock.run(given)
     if len(times.order) < len(encoded.cells):
         raise ValueError("some rank waits for ever, so there is nothing to measure: see verify(schedule)")
     return CostResult(encoded, costs, times)
-
-
-def _with_messages(encoded: Encoded) -> Encoded:
-    """Return the schedule with sends and receives.
-
-    The schedule is returned unchanged if they cannot be added: it has them already, or the clock will find that it
-    deadlocks.
-    """
-    lowered = _sim.add_send_recv(encoded)
-    return encoded if lowered is None else encoded._replace(cells=integers(lowered[0]), starts=integers(lowered[1]))

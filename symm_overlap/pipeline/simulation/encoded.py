@@ -147,6 +147,16 @@ def encode(schedule: Schedule) -> Encoded:
     return Encoded(cells, starts, parts, placement, schedule.microbatches, schedule.pipelines)
 
 
+def with_messages(encoded: Encoded) -> Encoded:
+    """Return the schedule with sends and receives, as `lowering.add_send_recv` does, without creating the actions.
+
+    The schedule is returned unchanged if they cannot be added: it has them already, or a simulator will find that it
+    deadlocks.
+    """
+    lowered = _sim.add_send_recv(encoded)
+    return encoded if lowered is None else encoded._replace(cells=integers(lowered[0]), starts=integers(lowered[1]))
+
+
 def integers(values: bytes | Sequence[int]) -> memoryview[int]:
     """Return a read-only view of 64-bit integers, from bytes (not copied) or from numbers."""
     return memoryview(values if isinstance(values, bytes) else array("q", values).tobytes()).cast("q")
