@@ -94,9 +94,9 @@ def run(work: Work) -> Times:
     )
 
 
-def integers(values: Iterable[int]) -> memoryview[int]:
-    """Return a read-only view of 64-bit integers."""
-    return memoryview(array("q", values).tobytes()).cast("q")
+def integers(values: bytes | Iterable[int]) -> memoryview[int]:
+    """Return a read-only view of 64-bit integers, from bytes that contain them (not copied) or from numbers."""
+    return memoryview(values if isinstance(values, bytes) else array("q", values).tobytes()).cast("q")
 
 
 def doubles(values: Iterable[float]) -> memoryview[float]:

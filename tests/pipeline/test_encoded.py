@@ -8,7 +8,8 @@ import pytest
 
 from symm_overlap.pipeline import Action, Schedule, compound_of, simulate_cost, simulate_unit_time
 from symm_overlap.pipeline.action import KINDS as ALL_KINDS
-from symm_overlap.pipeline.simulation.encoded import NUMBERS, OVERLAP, Encoded, code_of, encode, fields, integers
+from symm_overlap.pipeline.simulation.encoded import NUMBERS, OVERLAP, Encoded, code_of, encode, fields
+from symm_overlap.plan.work import integers
 
 from .random_schedules import random_compute, with_residency
 from .random_tables import random_table

@@ -7,8 +7,9 @@ sends and receives is `symm_overlap.pipeline.lowering.send_recv`.
 from __future__ import annotations
 
 from symm_overlap.pipeline import Schedule
-from symm_overlap.pipeline.simulation.encoded import NUMBERS, WAIT, Encoded, code_of, encode, integers, parts_of
+from symm_overlap.pipeline.simulation.encoded import NUMBERS, WAIT, Encoded, code_of, encode, parts_of
 from symm_overlap.pipeline.simulation.unit_time import DeadlockError, UnitTime
+from symm_overlap.plan.work import integers
 
 F, I, B = NUMBERS["F"], NUMBERS["I"], NUMBERS["B"]  # noqa: E741 (torch's letters)
 SEND_F, RECV_F = NUMBERS["SEND_F"], NUMBERS["RECV_F"]

@@ -7,6 +7,7 @@ from itertools import accumulate, chain
 from math import inf
 from typing import NamedTuple
 
+from ...plan.work import integers
 from ..lowering import add_reduce_grad, add_send_recv, add_unshard_reshard, defer_receives
 from ..lowering.unshard import WINDOW
 from ..partition import Sizes
@@ -15,7 +16,7 @@ from ..simulation.activations import Activations, fits
 from ..simulation.cost import simulate_cost
 from ..simulation.cost_result import CostResult
 from ..simulation.costs import PipelineCosts
-from ..simulation.encoded import Encoded, encode, integers
+from ..simulation.encoded import Encoded, encode
 
 Rows = tuple[tuple[int, ...], ...]
 """For each rank, its cells as in `Encoded`."""

@@ -17,9 +17,10 @@ from heapq import heappop, heappush
 from math import inf
 from random import Random
 
+from ...plan.work import integers
 from ..simulation.activations import Activations, B, F, I, W, fits
 from ..simulation.costs import PipelineCosts
-from ..simulation.encoded import Encoded, code_of, integers, placement_of
+from ..simulation.encoded import Encoded, code_of, placement_of
 
 
 @dataclass(frozen=True)

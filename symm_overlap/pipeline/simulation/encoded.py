@@ -12,12 +12,12 @@ microbatch, it has the index of its first part in the array of parts.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from ... import _sim
+from ...plan.work import integers
 from ..action import Action, compound_of
 from ..schedule import Schedule
 
@@ -155,11 +155,6 @@ def with_messages(encoded: Encoded) -> Encoded:
     """
     lowered = _sim.add_send_recv(encoded)
     return encoded if lowered is None else encoded._replace(cells=integers(lowered[0]), starts=integers(lowered[1]))
-
-
-def integers(values: bytes | Sequence[int]) -> memoryview[int]:
-    """Return a read-only view of 64-bit integers, from bytes (not copied) or from numbers."""
-    return memoryview(values if isinstance(values, bytes) else array("q", values).tobytes()).cast("q")
 
 
 @lru_cache(maxsize=256)

@@ -19,9 +19,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ... import _sim
+from ...plan.work import integers
 from ..action import Action
 from ..schedule import Schedule
-from .encoded import Encoded, encode, integers
+from .encoded import Encoded, encode
 
 SHOWN = 40
 """A `DeadlockError` shows this many of the last steps of the table."""
