@@ -9,7 +9,7 @@ partition.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, combinations
 from math import comb, frexp, inf, ldexp
@@ -117,20 +117,18 @@ def auto_partition(
     *,
     memory_cap: float = inf,
     steps: int = 1000,
-    starts: Iterable[Sizes] = (),
 ) -> Partition:
     """Find the partition of the layers with which a step of a schedule takes the least time.
 
     If there are at most `EXACT` partitions, and at most ``steps``, all of them are simulated. Otherwise the search
-    starts from the best of `balanced`, `even` and ``starts``. It moves one layer from one stage to another for as long
-    as that makes a step shorter. The same arguments always give the same result.
+    starts from the better one of `balanced` and `even`. It moves one layer from one stage to another for as long as
+    that makes a step shorter. The same arguments always give the same result.
 
     Args:
         schedule: a schedule of compute alone, or one with its messages.
         layers: the costs of the model's layers.
         memory_cap: the most memory that the activations of a rank may take, in the unit of the costs.
         steps: the most partitions that are simulated.
-        starts: more partitions to start from.
 
     Raises:
         ValueError: there are fewer layers than stages, or none of the partitions that were tried fits the cap.
@@ -145,8 +143,8 @@ def auto_partition(
     if exact:
         best = min(map(tried.measure, _all(layers.layers, stages)))
     else:
-        given = dict.fromkeys((balanced(layers, stages), even(layers.layers, stages), *starts))
-        best = min(tried.measure(sizes) for sizes in given if tried.left)
+        starts = (balanced(layers, stages), even(layers.layers, stages))
+        best = min(tried.measure(sizes) for sizes in starts if tried.left)
         best = _descend(best, tried)
     over, makespan, peak, sizes = best
     if over:
