@@ -70,25 +70,23 @@ def verify(schedule: Schedule, *, transport: str = "rendezvous") -> Report:
         raise ValueError(f"transport is {transport!r}: it must be one of {', '.join(map(repr, TRANSPORTS))}")
     require_equal_shares(schedule)
     index = Index(schedule)
-    problems = tuple(_problems(schedule, index, transport))
-    return Report(
-        sum(map(len, index.places)), problems, peak_activations(schedule, index), peak_unsharded(schedule, index)
-    )
+    problems = tuple(_problems(index, transport))
+    return Report(sum(map(len, index.places)), problems, peak_activations(index), peak_unsharded(index))
 
 
-def _problems(schedule: Schedule, index: Index, transport: str) -> Iterator[Problem]:
-    elsewhere = list(misplaced(schedule, index))
+def _problems(index: Index, transport: str) -> Iterator[Problem]:
+    elsewhere = list(misplaced(index))
     yield from elsewhere
     if elsewhere:  # the other checks look up the neighbours of a stage
         return
     communicates = not index.kinds.isdisjoint(SENDS | RECVS)
-    yield from wrong_counts(schedule, index)
-    yield from wrong_order(schedule, index, communicates)
-    yield from consumed(schedule, index)
-    yield from unpaired(schedule, index)
-    yield from deadlocks(schedule, index, transport, communicates)
-    yield from sharded(schedule, index)
-    yield from unreduced(schedule, index)
+    yield from wrong_counts(index)
+    yield from wrong_order(index, communicates)
+    yield from consumed(index)
+    yield from unpaired(index)
+    yield from deadlocks(index, transport, communicates)
+    yield from sharded(index)
+    yield from unreduced(index)
 
 
 __all__ = ["TRANSPORTS", "Place", "Problem", "Report", "verify"]

@@ -34,8 +34,9 @@ _KINDS = KINDS - {OVERLAP_F_B}  # a compound is replaced by its parts
 _BACKWARDS = (FULL_BACKWARD, BACKWARD_INPUT)
 
 
-def misplaced(schedule: Schedule, index: Index) -> Iterator[Problem]:
+def misplaced(index: Index) -> Iterator[Problem]:
     """Find actions of an unknown kind, of a stage on another rank, or on a microbatch that their stage does not run."""
+    schedule = index.schedule
     runs = [schedule.microbatches_of(stage) for stage in range(schedule.stages)]
     for places in index.places:
         for place in places:
@@ -51,7 +52,7 @@ def misplaced(schedule: Schedule, index: Index) -> Iterator[Problem]:
                 yield Problem("misplaced", (place,), text)
 
 
-def wrong_counts(schedule: Schedule, index: Index) -> Iterator[Problem]:
+def wrong_counts(index: Index) -> Iterator[Problem]:
     """Find actions that are there more than once, and computing actions that are missing.
 
     A schedule without any backward is treated as forwards only. A backward is one B, or one I and one W.
@@ -60,19 +61,19 @@ def wrong_counts(schedule: Schedule, index: Index) -> Iterator[Problem]:
         # A stage may be gathered, and freed, more than once.
         if len(places) > 1 and action.kind not in ("UNSHARD", "RESHARD"):
             yield Problem("duplicated", tuple(places), f"{action} is there {len(places)} times")
-    for number, problem in enumerate(_missing(schedule, index)):
+    for number, problem in enumerate(_missing(index)):
         if number == MOST_MISSING:
-            text = f"more actions: the schedule has {schedule.microbatches} microbatches"
+            text = f"more actions: the schedule has {index.schedule.microbatches} microbatches"
             yield Problem("missing", (), f"{text}. If that is wrong, an action has a wrong number")
             break
         yield problem
 
 
-def _missing(schedule: Schedule, index: Index) -> Iterator[Problem]:
+def _missing(index: Index) -> Iterator[Problem]:
     """Find forwards that are missing, and backwards that are missing or have too many parts."""
     backward = not index.kinds.isdisjoint((FULL_BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT))
-    for stage in range(schedule.stages):
-        for microbatch in schedule.microbatches_of(stage):
+    for stage in range(index.schedule.stages):
+        for microbatch in index.schedule.microbatches_of(stage):
             if Action(stage, FORWARD, microbatch) not in index.of:
                 yield Problem("missing", (), f"no {Action(stage, FORWARD, microbatch)}")
             if backward:
@@ -95,11 +96,11 @@ def _wrong_backward(index: Index, stage: int, microbatch: int) -> Iterator[Probl
         yield Problem("missing", tuple(found), f"no {of_input}")
 
 
-def wrong_order(schedule: Schedule, index: Index, communicates: bool) -> Iterator[Problem]:
+def wrong_order(index: Index, communicates: bool) -> Iterator[Problem]:
     """Find actions that do not have what they need of their own rank in an earlier cell."""
     for places in index.places:
         for place in places:
-            for needed in _needed(schedule, place.action, communicates):
+            for needed in _needed(index.schedule, place.action, communicates):
                 first = [index.first(action) for action in needed]
                 found = [at for at in first if at is not None]
                 if not found:
@@ -142,7 +143,7 @@ def _inputs(
         yield (Action(action.stage, recv, action.microbatch),)
 
 
-def consumed(schedule: Schedule, index: Index) -> Iterator[Problem]:
+def consumed(index: Index) -> Iterator[Problem]:
     """Find receives after which no action of their rank uses the received data."""
     for places in index.places:
         for place in places:

@@ -32,7 +32,6 @@ from ..action import (
     WAIT_SEND_F,
     Action,
 )
-from ..schedule import Schedule
 from .links import RECVS, SENDS, counterpart
 from .problem import Index, Place, Problem
 
@@ -47,9 +46,9 @@ class Wait(NamedTuple):
     wanted: tuple[Action, ...]
 
 
-def deadlocks(schedule: Schedule, index: Index, transport: str, communicates: bool) -> Iterator[Problem]:
+def deadlocks(index: Index, transport: str, communicates: bool) -> Iterator[Problem]:
     """Find the rings of actions that wait for each other, and actions that wait for something that never comes."""
-    run = _Run(schedule, index, transport, communicates)
+    run = _Run(index, transport, communicates)
     stuck = run.stuck()
     seen: set[int] = set()
     reported: set[frozenset[int]] = set()  # queues whose ends differ, and that have been reported
@@ -102,19 +101,20 @@ class _Run:
     cell of the group has what it waits for.
     """
 
-    def __init__(self, schedule: Schedule, index: Index, transport: str, communicates: bool) -> None:
-        self._schedule, self._index = schedule, index
+    def __init__(self, index: Index, transport: str, communicates: bool) -> None:
+        self._schedule, self._index = index.schedule, index
         self._transport, self._communicates = transport, communicates
-        self._position = [0] * schedule.ranks  # where the current group of each rank starts, among its places
-        self._end = [0] * schedule.ranks
+        ranks = index.schedule.ranks
+        self._position = [0] * ranks  # where the current group of each rank starts, among its places
+        self._end = [0] * ranks
         self._there: set[Action] = set()  # actions that have started; if sends do not block, that are done
         self._blocked: defaultdict[Action, list[int]] = defaultdict(list)
-        self._unmet = [0] * schedule.ranks
+        self._unmet = [0] * ranks
         self._queues: defaultdict[tuple[int, int], deque[Place]] = defaultdict(deque)  # (rank, peer): "queued" only
         runnable: list[int] = []
-        for rank in range(schedule.ranks):
+        for rank in range(ranks):
             self._begin(rank, runnable)
-        runnable += range(schedule.ranks)
+        runnable += range(ranks)
         while runnable:
             rank = runnable.pop()
             while self._unmet[rank] == 0 and self._position[rank] < len(index.places[rank]):

@@ -27,8 +27,9 @@ def counterpart(schedule: Schedule, action: Action) -> Action | None:
     return None if other is None else Action(other, _OPPOSITE[action.kind], action.microbatch)
 
 
-def unpaired(schedule: Schedule, index: Index) -> Iterator[Problem]:
+def unpaired(index: Index) -> Iterator[Problem]:
     """Find sends without a receive, receives without a send, sends within a rank, and links whose two ends differ."""
+    schedule = index.schedule
     links: defaultdict[Link, tuple[list[Place], list[Place]]] = defaultdict(lambda: ([], []))
     complete = True
     for places in index.places:
@@ -36,7 +37,7 @@ def unpaired(schedule: Schedule, index: Index) -> Iterator[Problem]:
             if place.action.kind not in SENDS | RECVS:
                 continue
             other = counterpart(schedule, place.action)
-            problem = _unpaired(schedule, index, place, other)
+            problem = _unpaired(index, place, other)
             if problem is not None:
                 complete = False
                 yield problem
@@ -49,16 +50,17 @@ def unpaired(schedule: Schedule, index: Index) -> Iterator[Problem]:
             yield from _crossed(schedule, link, sends_of_link, recvs_of_link)
 
 
-def _unpaired(schedule: Schedule, index: Index, place: Place, other: Action | None) -> Problem | None:
+def _unpaired(index: Index, place: Place, other: Action | None) -> Problem | None:
     sends = place.action.kind in SENDS
     if other is None:
         end = "the last stage sends no output" if place.action.kind in (SEND_F, RECV_B) else "the first has no input"
         return Problem("unpaired", (place,), f"there is no stage on the other side: {end}")
-    if schedule.placement[other.stage] == place.rank:
+    rank = index.schedule.placement[other.stage]
+    if rank == place.rank:
         text = f"stage {other.stage} is on the same rank, so there must be no {'send' if sends else 'receive'}"
         return Problem("unpaired", (place,), text)
     if other not in index.of:
-        missing = f"rank {schedule.placement[other.stage]} never {'receives' if sends else 'sends'} it: no {other}"
+        missing = f"rank {rank} never {'receives' if sends else 'sends'} it: no {other}"
         return Problem("unpaired", (place,), missing)
     return None
 

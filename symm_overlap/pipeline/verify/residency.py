@@ -15,13 +15,12 @@ from ..action import (
     UNSHARD,
     Action,
 )
-from ..schedule import Schedule
 from .problem import Index, Place, Problem
 
 _COMPUTE = frozenset({FORWARD, BACKWARD_WEIGHT, *BACKWARDS})
 
 
-def sharded(schedule: Schedule, index: Index) -> Iterator[Problem]:
+def sharded(index: Index) -> Iterator[Problem]:
     """Find compute on parameters that are not unsharded, and parameters that are gathered or freed twice or needlessly.
 
     A schedule without any UNSHARD is not checked, except that it must not contain a RESHARD either.
@@ -61,7 +60,7 @@ def sharded(schedule: Schedule, index: Index) -> Iterator[Problem]:
         yield Problem("resharded", (place,), f"stage {stage} is unsharded for nothing")
 
 
-def unreduced(schedule: Schedule, index: Index) -> Iterator[Problem]:
+def unreduced(index: Index) -> Iterator[Problem]:
     """Find stages whose gradients are reduced too early or not at all. Without any REDUCE_GRAD, nothing is checked."""
     if REDUCE_GRAD not in index.kinds:
         return
@@ -81,7 +80,7 @@ def unreduced(schedule: Schedule, index: Index) -> Iterator[Problem]:
                 yield Problem("unreduced", (reduced, backward), text)
 
 
-def peak_activations(schedule: Schedule, index: Index) -> tuple[int, ...]:
+def peak_activations(index: Index) -> tuple[int, ...]:
     """Return for each rank the most activations that it keeps at a time. Each (stage, microbatch) pair counts once.
 
     They are kept from the forward to the full backward, or to the weight gradient if the backward is split.
@@ -100,13 +99,13 @@ def peak_activations(schedule: Schedule, index: Index) -> tuple[int, ...]:
     return tuple(peaks)
 
 
-def peak_unsharded(schedule: Schedule, index: Index) -> tuple[int, ...]:
+def peak_unsharded(index: Index) -> tuple[int, ...]:
     """Return for each rank the most stages whose parameters are unsharded at a time.
 
     Without any UNSHARD, all parameters are always unsharded.
     """
     if UNSHARD not in index.kinds:
-        return tuple(map(len, schedule.stages_of_ranks))
+        return tuple(map(len, index.schedule.stages_of_ranks))
     peaks = []
     for places in index.places:
         whole: set[int] = set()
