@@ -31,10 +31,15 @@ RESHARD = "RESHARD"
 REDUCE_GRAD = "REDUCE_GRAD"
 WAIT_REDUCE_GRAD = "WAIT_REDUCE_GRAD"
 
-BACKWARDS = frozenset({FULL_BACKWARD, BACKWARD_INPUT})
+BACKWARDS = (FULL_BACKWARD, BACKWARD_INPUT)
 """The kinds that compute the gradient of a stage's input, which the stage before it needs."""
+SENDS = (SEND_F, SEND_B)
+RECVS = (RECV_F, RECV_B)
+MESSAGES = frozenset({*SENDS, *RECVS})
+AWAITED_SENDS = {WAIT_SEND_F: SEND_F, WAIT_SEND_B: SEND_B}
+"""For each kind that waits for a send, the kind of the send."""
 COMPUTE = frozenset({FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FULL_BACKWARD, OVERLAP_F_B})
-COMMUNICATION = frozenset({SEND_F, RECV_F, SEND_B, RECV_B, WAIT_SEND_F, WAIT_SEND_B})
+COMMUNICATION = MESSAGES | frozenset(AWAITED_SENDS)
 WHOLE_STAGE = frozenset({UNSHARD, RESHARD, REDUCE_GRAD, WAIT_REDUCE_GRAD})
 """The kinds that concern a stage's parameters, and therefore have no microbatch."""
 KINDS = COMPUTE | COMMUNICATION | WHOLE_STAGE
@@ -106,7 +111,7 @@ class Action(NamedTuple):
             return _simple(stripped, names, dialect)
         parts = tuple(_simple(part.strip(), names, dialect) for part in compound[1].split(";"))
         kinds = [part.kind for part in parts]
-        if len(kinds) != 2 or FORWARD not in kinds or BACKWARDS.isdisjoint(kinds):
+        if len(kinds) != 2 or FORWARD not in kinds or {*kinds}.isdisjoint(BACKWARDS):
             raise ValueError(
                 f"{_short(stripped)} is not an action: OVERLAP_F_B has two parts, a forward and a backward, such as "
                 f"{_EXAMPLE.text(dialect)}"

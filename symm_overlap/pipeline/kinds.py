@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from ..plan import Kind, register
 from .action import (
+    AWAITED_SENDS,
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     FORWARD,
     FULL_BACKWARD,
     OVERLAP_F_B,
-    RECV_B,
-    RECV_F,
+    RECVS,
     REDUCE_GRAD,
     RESHARD,
-    SEND_B,
-    SEND_F,
+    SENDS,
     UNSHARD,
     WAIT_REDUCE_GRAD,
-    WAIT_SEND_B,
-    WAIT_SEND_F,
 )
 
 _COMPUTE = {
@@ -34,9 +31,9 @@ for _name, _colour in _COMPUTE.items():
     register(Kind(_name, "SMs", "compute", _colour))
 for _name, _colour in _COPIES.items():
     register(Kind(_name, "copy engine", "copy", _colour))
-for _name in (SEND_F, SEND_B):
+for _name in SENDS:
     register(Kind(_name, "copy engine", "meet", "#54a24b", meets="posts"))
-for _name in (RECV_F, RECV_B):
+for _name in RECVS:
     register(Kind(_name, "", "meet", "#e6e6e6", meets="awaits"))
-for _name in (RESHARD, WAIT_SEND_F, WAIT_SEND_B, WAIT_REDUCE_GRAD):
+for _name in (RESHARD, *AWAITED_SENDS, WAIT_REDUCE_GRAD):
     register(Kind(_name, "", "order", "#bab0ac"))

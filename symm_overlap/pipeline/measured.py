@@ -12,15 +12,17 @@ from .action import (
     BACKWARD_WEIGHT,
     FORWARD,
     FULL_BACKWARD,
+    RECVS,
     REDUCE_GRAD,
     SEND_B,
     SEND_F,
+    SENDS,
     UNSHARD,
     Action,
 )
 from .schedule import Schedule
 from .simulation.costs import PipelineCosts
-from .verify.links import RECVS, SENDS, counterpart
+from .verify.links import counterpart
 
 
 class TimedAction(NamedTuple):

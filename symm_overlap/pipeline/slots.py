@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from .action import RECV_B, RECV_F, SEND_B, SEND_F, Action
+from .action import RECV_B, RECV_F, RECVS, SEND_B, SEND_F, Action
 from .schedule import Schedule
 
 _OTHER_END = {SEND_F: (RECV_F, 1), SEND_B: (RECV_B, -1)}
@@ -96,7 +96,7 @@ class _Run:
             rank = ready.popleft()
             while at[rank] < len(rows[rank]):
                 action = rows[rank][at[rank]]
-                if action is not None and action.kind in (RECV_F, RECV_B):
+                if action is not None and action.kind in RECVS:
                     if action not in self.on_the_way:
                         waiting[action] = rank
                         break

@@ -19,12 +19,13 @@ from .action import (
     BACKWARD_WEIGHT,
     FORWARD,
     FULL_BACKWARD,
-    RECV_B,
     RECV_F,
+    RECVS,
     REDUCE_GRAD,
     RESHARD,
     SEND_B,
     SEND_F,
+    SENDS,
     UNSHARD,
     WHOLE_STAGE,
     Action,
@@ -115,9 +116,9 @@ class _StepBuilder(Builder):
         return {leaf for action in row if action for leaf in action.leaves if leaf.kind == FORWARD}
 
     def _add(self, action: Action) -> None:
-        if action.kind in (SEND_F, SEND_B):
+        if action.kind in SENDS:
             self._send(action)
-        elif action.kind in (RECV_F, RECV_B):
+        elif action.kind in RECVS:
             self._receive(action)
         else:
             touched = [self._touched(leaf) for leaf in action.leaves]

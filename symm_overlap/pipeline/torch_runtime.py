@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ._torch import SPLITS_SHARED_WEIGHTS, RuntimeOfTables, TorchKind, TorchRuntime, TorchStage
 from .action import (
+    AWAITED_SENDS,
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     BACKWARDS,
@@ -39,7 +40,6 @@ from .action import (
     SEND_F,
     UNSHARD,
     WAIT_REDUCE_GRAD,
-    WAIT_SEND_B,
     WAIT_SEND_F,
     Action,
 )
@@ -154,7 +154,7 @@ def _lowered(schedule: Schedule, deferred: bool) -> Schedule:
         schedule = _with_reduce_waits(schedule)
     if kinds.isdisjoint(COMMUNICATION):
         schedule = add_send_recv(schedule)
-    if waits and kinds.isdisjoint((WAIT_SEND_F, WAIT_SEND_B)):
+    if waits and kinds.isdisjoint(AWAITED_SENDS):
         schedule = add_send_waits(schedule)
     return defer_receives(schedule, _TRANSPORT) if deferred else schedule
 

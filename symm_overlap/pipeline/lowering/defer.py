@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from ..action import BACKWARDS, FORWARD, RECV_B, RECV_F, SEND_B, SEND_F, Action
+from ..action import BACKWARDS, FORWARD, RECV_B, RECV_F, RECVS, SEND_F, SENDS, Action
 from ..schedule import Row, Schedule, where
 
 TRANSPORTS = ("buffered", "queued", "rendezvous")
@@ -87,10 +87,10 @@ def _deferred(schedule: Schedule, rank: int, row: Row, transport: str) -> list[A
     for cell, action in enumerate(row):
         if action is None:
             continue
-        if action.kind in (RECV_F, RECV_B):
+        if action.kind in RECVS:
             held.add(action, cell, schedule.rank_of(action.stage + (-1 if action.kind == RECV_F else 1)))
             continue
-        if action.kind in (SEND_F, SEND_B):
+        if action.kind in SENDS:
             peer = schedule.rank_of(action.stage + (1 if action.kind == SEND_F else -1))
             if transport != "buffered" or rank < peer:
                 held.place_all(peer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..action import BACKWARDS, SEND_B, SEND_F, WAIT_SEND_B, WAIT_SEND_F, Action
+from ..action import BACKWARDS, SEND_F, SENDS, WAIT_SEND_B, WAIT_SEND_F, Action
 from ..schedule import Row, Schedule, where
 
 
@@ -27,7 +27,7 @@ def _waited(rank: int, row: Row) -> list[Action]:
         if action is None:
             continue
         result.append(action)
-        if action.kind in (SEND_F, SEND_B):
+        if action.kind in SENDS:
             if action in pending:
                 raise ValueError(f"{where(rank, cell)}: {action} is in the row twice: send each message once")
             pending[action] = action._replace(kind=WAIT_SEND_F if action.kind == SEND_F else WAIT_SEND_B)

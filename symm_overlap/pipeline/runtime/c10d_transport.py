@@ -18,12 +18,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...plan import Step
-from ..action import RECV_B, RECV_F, SEND_B, SEND_F
+from ..action import RECV_B, RECVS, SEND_B, SENDS
 from .message import Message, Value, place, size_of
 from .wire import Channel, Wire, exchanges
-
-SENDS = frozenset({SEND_F, SEND_B})
-RECEIVES = frozenset({RECV_F, RECV_B})
 
 SUCCESS_CHANNEL = 1 << 9
 """The channel on which a rank confirms that its step went well."""
@@ -135,7 +132,7 @@ class C10dTransport:
                     self._send_text(to, _FAILED, text)
                 except Exception:
                     silent.add(to[0])
-        for step in (each for each in steps if each.kind in RECEIVES):
+        for step in (each for each in steps if each.kind in RECVS):
             peer = _channel(step)[0]
             if peer not in silent and (id(step) not in self._done or id(step) in self._pending_bytes):
                 try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from math import isfinite
 
 from ...plan.work import doubles
+from ..action import SENDS
 from .encoded import NUMBERS
 from .work import NUMBERS_OF_KINDS, Durations
 
@@ -119,6 +120,6 @@ class PipelineCosts:
         for kind, values in bodies.items():
             start = NUMBERS[kind] * stages
             body[start : start + stages] = values[:stages]
-            if kind in ("SEND_F", "SEND_B"):
+            if kind in SENDS:
                 tail[start : start + stages] = [self.latency] * stages
         return Durations(doubles(body), doubles(tail))

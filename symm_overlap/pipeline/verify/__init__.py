@@ -16,10 +16,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...plan.verdict import Verdict
+from ..action import MESSAGES
 from ..schedule import Schedule, require_equal_shares
 from .counts import consumed, misplaced, wrong_counts, wrong_order
 from .deadlock import TRANSPORTS, deadlocks
-from .links import RECVS, SENDS, unpaired
+from .links import unpaired
 from .problem import Index, Place, Problem
 from .residency import peak_activations, peak_unsharded, sharded, unreduced
 
@@ -79,7 +80,7 @@ def _problems(index: Index, transport: str) -> Iterator[Problem]:
     yield from elsewhere
     if elsewhere:  # the other checks look up the neighbours of a stage
         return
-    communicates = not index.kinds.isdisjoint(SENDS | RECVS)
+    communicates = not index.kinds.isdisjoint(MESSAGES)
     yield from wrong_counts(index)
     yield from wrong_order(index, communicates)
     yield from consumed(index)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..action import (
+    AWAITED_SENDS,
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     BACKWARDS,
@@ -14,24 +15,22 @@ from ..action import (
     OVERLAP_F_B,
     RECV_B,
     RECV_F,
+    RECVS,
     REDUCE_GRAD,
     SEND_B,
     SEND_F,
     WAIT_REDUCE_GRAD,
-    WAIT_SEND_B,
-    WAIT_SEND_F,
     WHOLE_STAGE,
     Action,
 )
 from ..schedule import Schedule
 from .problem import Index, Problem
 
-_AWAITED = {WAIT_SEND_F: SEND_F, WAIT_SEND_B: SEND_B, WAIT_REDUCE_GRAD: REDUCE_GRAD}
+_AWAITED = AWAITED_SENDS | {WAIT_REDUCE_GRAD: REDUCE_GRAD}
 MOST_MISSING = 1000
 """The most missing actions that are reported. One mistyped number can make millions of microbatches."""
 
 _KINDS = KINDS - {OVERLAP_F_B}  # a compound is replaced by its parts
-_BACKWARDS = (FULL_BACKWARD, BACKWARD_INPUT)
 
 
 def misplaced(index: Index) -> Iterator[Problem]:
@@ -71,7 +70,7 @@ def wrong_counts(index: Index) -> Iterator[Problem]:
 
 def _missing(index: Index) -> Iterator[Problem]:
     """Find forwards that are missing, and backwards that are missing or have too many parts."""
-    backward = not index.kinds.isdisjoint((FULL_BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT))
+    backward = not index.kinds.isdisjoint((*BACKWARDS, BACKWARD_WEIGHT))
     for stage in range(index.schedule.stages):
         for microbatch in index.schedule.microbatches_of(stage):
             if Action(stage, FORWARD, microbatch) not in index.of:
@@ -116,13 +115,13 @@ def _needed(schedule: Schedule, action: Action, communicates: bool) -> Iterator[
         yield from _inputs(schedule, schedule.previous_stage(stage), action, (FORWARD,), RECV_F, communicates)
     elif kind in BACKWARDS:
         yield (Action(stage, FORWARD, microbatch),)
-        yield from _inputs(schedule, schedule.next_stage(stage), action, _BACKWARDS, RECV_B, communicates)
+        yield from _inputs(schedule, schedule.next_stage(stage), action, BACKWARDS, RECV_B, communicates)
     elif kind == BACKWARD_WEIGHT:
         yield (Action(stage, BACKWARD_INPUT, microbatch),)
     elif kind == SEND_F:
         yield (Action(stage, FORWARD, microbatch),)
     elif kind == SEND_B:
-        yield tuple(Action(stage, made, microbatch) for made in _BACKWARDS)
+        yield tuple(Action(stage, made, microbatch) for made in BACKWARDS)
     elif kind in _AWAITED:
         yield (Action(stage, _AWAITED[kind], microbatch),)
 
@@ -148,9 +147,9 @@ def consumed(index: Index) -> Iterator[Problem]:
     for places in index.places:
         for place in places:
             stage, kind, microbatch, _ = place.action
-            if kind not in (RECV_F, RECV_B):
+            if kind not in RECVS:
                 continue
-            users = (FORWARD,) if kind == RECV_F else _BACKWARDS
+            users = (FORWARD,) if kind == RECV_F else BACKWARDS
             at = [index.first(Action(stage, user, microbatch)) for user in users]
             if not any(user is not None and user.cell > place.cell for user in at):
                 yield Problem("order", (place,), "no later action uses what it receives")

@@ -19,23 +19,10 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..action import (
-    BACKWARD_INPUT,
-    BACKWARDS,
-    FORWARD,
-    FULL_BACKWARD,
-    RECV_B,
-    RECV_F,
-    SEND_B,
-    SEND_F,
-    WAIT_SEND_B,
-    WAIT_SEND_F,
-    Action,
-)
-from .links import RECVS, SENDS, counterpart
+from ..action import AWAITED_SENDS, BACKWARDS, FORWARD, MESSAGES, RECV_B, RECV_F, RECVS, SENDS, Action
+from .links import counterpart
 from .problem import Index, Place, Problem
 
-AWAITED_SENDS = {WAIT_SEND_F: SEND_F, WAIT_SEND_B: SEND_B}
 TRANSPORTS = ("rendezvous", "batched", "queued", "buffered")
 
 
@@ -134,7 +121,7 @@ class _Run:
     def awaited(self, wait: Wait) -> Place | None:
         """Return what a rank would have to run so that a wait may end, or the head of a queue that never moves on."""
         found = next((at for at in map(self._index.first, wait.wanted) if at is not None), None)
-        if self._transport != "queued" or found is None or found.action.kind not in SENDS | RECVS:
+        if self._transport != "queued" or found is None or found.action.kind not in MESSAGES:
             return found
         queue = self._queues[found.rank, self._peer(found)]
         if found not in queue:  # it comes after the action that waits for it
@@ -145,7 +132,7 @@ class _Run:
 
     def crossed(self, head: Place) -> bool:
         """True if the other end of a queue has a first message too, and it is another message."""
-        if self._transport != "queued" or head.action.kind not in SENDS | RECVS:
+        if self._transport != "queued" or head.action.kind not in MESSAGES:
             return False
         peer = self._peer(head)
         queue, others = self._queues[head.rank, peer], self._queues[peer, head.rank]
@@ -184,7 +171,7 @@ class _Run:
         self._end[rank] = end
         group = places[start:end]
         if self._transport in ("rendezvous", "batched"):
-            self._tell([place.action for place in group if place.action.kind in SENDS | RECVS], runnable)
+            self._tell([place.action for place in group if place.action.kind in MESSAGES], runnable)
         for place in group:
             wanted = self._wanted(place.action)
             if wanted is None or not self._there.isdisjoint(wanted):
@@ -197,15 +184,15 @@ class _Run:
 
     def _joins(self, first: Place, other: Place) -> bool:
         both = {first.action.kind, other.action.kind}
-        return self._transport == "batched" and both <= SENDS | RECVS
+        return self._transport == "batched" and both <= MESSAGES
 
     def _finish(self, rank: int, runnable: list[int]) -> None:
         group = self._index.places[rank][self._position[rank] : self._end[rank]]
         if self._transport == "queued":
             for place in group:
-                if place.action.kind in SENDS | RECVS:
+                if place.action.kind in MESSAGES:
                     self._post(place, runnable)
-            group = [place for place in group if place.action.kind not in SENDS | RECVS]
+            group = [place for place in group if place.action.kind not in MESSAGES]
         self._tell([place.action for place in group], runnable)
         self._position[rank] = self._end[rank]
 
@@ -241,7 +228,7 @@ class _Run:
         if action.kind == FORWARD:
             neighbour, made = schedule.previous_stage(action.stage), (FORWARD,)
         elif action.kind in BACKWARDS:
-            neighbour, made = schedule.next_stage(action.stage), (FULL_BACKWARD, BACKWARD_INPUT)
+            neighbour, made = schedule.next_stage(action.stage), BACKWARDS
         else:
             return None
         if neighbour is None or schedule.placement[neighbour] == schedule.placement[action.stage]:

@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from ..action import RECV_B, RECV_F, SEND_B, SEND_F, Action
+from ..action import MESSAGES, RECV_B, RECV_F, SEND_B, SEND_F, SENDS, Action
 from ..schedule import Schedule
 from .problem import Index, Place, Problem
 
-SENDS = frozenset({SEND_F, SEND_B})
-RECVS = frozenset({RECV_F, RECV_B})
 _OPPOSITE = {SEND_F: RECV_F, RECV_F: SEND_F, SEND_B: RECV_B, RECV_B: SEND_B}
 
 Link = tuple[int, int]
@@ -34,7 +32,7 @@ def unpaired(index: Index) -> Iterator[Problem]:
     complete = True
     for places in index.places:
         for place in places:
-            if place.action.kind not in SENDS | RECVS:
+            if place.action.kind not in MESSAGES:
                 continue
             other = counterpart(schedule, place.action)
             problem = _unpaired(index, place, other)
