@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_leaves
 
 __all__ = ["SPLITS_SHARED_WEIGHTS", "RuntimeOfTables", "TorchAction", "TorchKind", "TorchRuntime", "TorchStage"]
 
-SPLITS_SHARED_WEIGHTS = torch.__version__ >= "2.13"
-"""True if I and W together compute the right gradient of a weight that a stage uses twice. Torch 2.11 does not."""
+SPLITS_SHARED_WEIGHTS = torch.__version__ >= "2.13"  # a TorchVersion, which compares by number: 2.9 is less
+"""True if I and W together compute the right gradient of a weight that a stage uses twice. Before 2.13 they do not."""
 
 Table = dict[int, list[TorchAction | None]]
 

@@ -72,8 +72,8 @@ def torch_schedule(
             UNSHARD to RESHARD (``set_reshard_after_forward(False)``).
         loss_fn: ``loss_fn(output of the last stage, microbatch of the target)``. Without it there is no backward.
         split: True runs I and W separately. False runs a full backward in place of I, and nothing in place of W. The
-            default is False on torch 2.11, where a split backward computes a wrong gradient for a weight that a stage
-            uses twice.
+            default is False before torch 2.13, where a split backward computes a wrong gradient for a weight that a
+            stage uses twice.
         deferred: True receives as late as possible (`defer_receives`).
         options: of torch's constructor: ``args_chunk_spec``, ``kwargs_chunk_spec``, ``output_merge_spec``,
             ``scale_grads``.
