@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ._torch import merge_chunks, split_args_kwargs_into_chunks, tree_flatten, tree_unflatten
-from .step_run import Batch
+from .step_run import StepBatch
 
 
 class Chunks:
@@ -25,7 +25,7 @@ class Chunks:
     def __init__(self, count: int, args: Any = None, kwargs: Any = None, merge: Any = None) -> None:
         self.count, self._args, self._kwargs, self._merge = count, args, kwargs, merge
 
-    def split(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> Batch:
+    def split(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> StepBatch:
         """Return the microbatches of a batch.
 
         Raises:
@@ -52,7 +52,7 @@ class Chunks:
                     f"the {name} of this step cannot be cut into {self.count} microbatches: torch cuts them into "
                     f"{len(found)}"
                 )
-        return Batch(args_split, kwargs_split, targets)
+        return StepBatch(args_split, kwargs_split, targets)
 
     def merged(self, results: Sequence[Any]) -> Any:
         """Merge the results of the microbatches into one.

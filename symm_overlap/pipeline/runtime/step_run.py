@@ -39,7 +39,7 @@ Key = tuple[int, int]
 """(stage, microbatch)."""
 
 
-class Batch(NamedTuple):
+class StepBatch(NamedTuple):
     """What the caller passes to a step, by microbatch.
 
     Attributes:
@@ -78,7 +78,7 @@ class StepRun:
         self,
         schedule: Schedule,
         stages: Mapping[int, Stage],
-        batch: Batch,
+        batch: StepBatch,
         *,
         loss: Callable[[Any, Any], Tensor] | None,
         scale: float,
