@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from ..action import (
     BACKWARD_INPUT,
@@ -26,36 +27,32 @@ def sharded(index: Index) -> Iterator[Problem]:
     A schedule without any UNSHARD is not checked, except that it must not contain a RESHARD either.
     """
     if UNSHARD not in index.kinds:
-        for places in index.places:
-            for place in places:
-                if place.action.kind == RESHARD:
-                    yield Problem("resharded", (place,), "no stage is ever unsharded")
+        for place in chain.from_iterable(index.places):
+            if place.action.kind == RESHARD:
+                yield Problem("resharded", (place,), "no stage is ever unsharded")
         return
     whole: dict[int, Place] = {}
+    unused: dict[int, Place] = {}  # those of `whole` that no compute has used so far
     freed: dict[int, Place] = {}
-    unused: dict[int, Place] = {}  # gathered, but not used by any compute so far
-    for places in index.places:
-        for place in places:
-            stage, kind = place.action.stage, place.action.kind
-            if kind == UNSHARD:
-                if stage in whole:
-                    yield Problem("resharded", (whole[stage], place), f"stage {stage} is unsharded already")
-                whole[stage] = unused[stage] = place
-            elif kind == RESHARD:
-                if whole.pop(stage, None) is None:
-                    yield Problem("resharded", (place,), f"stage {stage} is not unsharded")
-                freed[stage] = place
-                if stage in unused:
-                    text = f"stage {stage} is unsharded for nothing"
-                    yield Problem("resharded", (unused.pop(stage), place), text)
-            elif kind in _COMPUTE:
-                unused.pop(stage, None)
-                if stage in whole:
-                    continue
-                if stage in freed:
-                    yield Problem("sharded", (place, freed[stage]), f"stage {stage} computes after it was resharded")
-                else:
-                    yield Problem("sharded", (place,), f"stage {stage} computes before it is unsharded")
+    for place in chain.from_iterable(index.places):
+        stage, kind = place.action.stage, place.action.kind
+        if kind == UNSHARD:
+            if stage in whole:
+                yield Problem("resharded", (whole[stage], place), f"stage {stage} is unsharded already")
+            whole[stage] = unused[stage] = place
+        elif kind == RESHARD:
+            if stage not in whole:
+                yield Problem("resharded", (place,), f"stage {stage} is not unsharded")
+            elif stage in unused:
+                yield Problem("resharded", (unused.pop(stage), place), f"stage {stage} is unsharded for nothing")
+            whole.pop(stage, None)
+            freed[stage] = place
+        elif kind in _COMPUTE:
+            unused.pop(stage, None)
+            if stage not in whole and stage in freed:
+                yield Problem("sharded", (place, freed[stage]), f"stage {stage} computes after it was resharded")
+            elif stage not in whole:
+                yield Problem("sharded", (place,), f"stage {stage} computes before it is unsharded")
     for stage, place in unused.items():
         yield Problem("resharded", (place,), f"stage {stage} is unsharded for nothing")
 
