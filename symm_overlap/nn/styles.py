@@ -137,7 +137,8 @@ def _transposed(module: Any, style: str) -> bool:
     own = ", whose forward is not that of nn.Linear" if isinstance(module, nn.Linear) else ""
     raise NotImplementedError(
         f"{style} is for nn.Linear, nn.Embedding and transformers' Conv1D, not for "
-        f"{kind.__module__}.{kind.__qualname__}{own}: use torch's own style, or symm_overlap's ops in a module of your own"
+        f"{kind.__module__}.{kind.__qualname__}{own}: use torch's own style, or symm_overlap's ops in a module of your "
+        "own"
     )
 
 
