@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,26 +18,6 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 REDUCE_OPS = ("sum", "avg")
 
 
-class Like(NamedTuple):
-    """The properties of a tensor that the checks use. Unlike a tensor, it can be a key in a cache."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-    def dim(self) -> int:
-        """Return the number of dimensions."""
-        return len(self.shape)
-
-
-TensorLike = Tensor | Like
-
-
-def like(tensor: Tensor) -> Like:
-    """Return what the checks use of ``tensor``. Any other value is returned as it is, and the checks reject it."""
-    return Like(tensor.shape, tensor.dtype, tensor.device) if isinstance(tensor, Tensor) else tensor
-
-
 _Described = TypeVar("_Described")
 
 MOST_REMEMBERED = 4096
@@ -48,7 +28,7 @@ def remembered(describe: Callable[..., _Described]) -> Callable[..., _Described]
     """Return ``describe``, a pure function of positional arguments, with a cache for arguments that are alike.
 
     Arguments are alike if their tensors have the same shapes, dtypes and devices, and if their numbers, strings, lists
-    and tuples are equal. If ``describe`` raises, nothing is cached.
+    and tuples are equal. If ``describe`` raises, nothing is cached. It must not return None.
     """
     known: dict[bytes, _Described] = {}
 
@@ -119,12 +99,13 @@ def _outside(mesh: DeviceMesh) -> ValueError:
     return ValueError(f"this rank is not in {mesh}: make the call only on ranks of the mesh")
 
 
-def dimension(name: str, dim: int, tensor: TensorLike) -> int:
-    """Return ``dim`` as a number from 0 on. Raises ValueError if the tensor has no such dimension."""
-    if not -tensor.dim() <= dim < tensor.dim():
-        has = f"dimensions {-tensor.dim()} to {tensor.dim() - 1}" if tensor.dim() else "no dimensions"
-        raise ValueError(f"{name} is {dim}, but the tensor of shape {_shape(tensor)} has {has}")
-    return dim % tensor.dim()
+def dimension(name: str, dim: int, shape: Sequence[int | torch.SymInt]) -> int:
+    """Return ``dim`` as a number from 0 on. Raises ValueError if a tensor of this shape has no such dimension."""
+    dims = len(shape)
+    if not -dims <= dim < dims:
+        has = f"dimensions {-dims} to {dims - 1}" if dims else "no dimensions"
+        raise ValueError(f"{name} is {dim}, but the tensor of shape {tuple(shape)} has {has}")
+    return dim % dims
 
 
 def require_reduce_op(reduce_op: str) -> None:
@@ -133,13 +114,13 @@ def require_reduce_op(reduce_op: str) -> None:
         raise ValueError(f"reduce_op is {reduce_op!r}: allowed are 'sum' and 'avg'")
 
 
-def require_tensor(name: str, tensor: TensorLike) -> None:
+def require_tensor(name: str, tensor: Tensor) -> None:
     """Raise TypeError unless ``tensor`` is a tensor: the dispatcher lets None through."""
-    if not isinstance(tensor, (Tensor, Like)):
+    if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} is {tensor!r}: give a tensor")
 
 
-def require_tensors(tensors: Sequence[tuple[str, TensorLike]]) -> None:
+def require_tensors(tensors: Sequence[tuple[str, Tensor]]) -> None:
     """Require tensors that all have one supported dtype and are on one device.
 
     Raises:
@@ -156,7 +137,7 @@ def require_tensors(tensors: Sequence[tuple[str, TensorLike]]) -> None:
     require_one_device(tensors)
 
 
-def require_one_device(tensors: Sequence[tuple[str, TensorLike]]) -> None:
+def require_one_device(tensors: Sequence[tuple[str, Tensor]]) -> None:
     """Raise TypeError unless all tensors are on one device."""
     (first_name, first), *rest = tensors
     for name, tensor in rest:
@@ -166,22 +147,20 @@ def require_one_device(tensors: Sequence[tuple[str, TensorLike]]) -> None:
             )
 
 
-def require_matmul(
-    name: str, A: TensorLike, contracted: int | torch.SymInt, weights: Sequence[tuple[str, TensorLike]]
-) -> None:
+def require_matmul(name: str, A: Tensor, contracted: int | torch.SymInt, weights: Sequence[tuple[str, Tensor]]) -> None:
     """Require that ``A`` has rows to multiply, and that every weight is a matrix (contracted, any).
 
     Raises:
         ValueError: this does not hold.
     """
     if A.dim() < 2:
-        raise ValueError(f"{name} of shape {_shape(A)} must have at least 2 dimensions: (..., M, K)")
+        raise ValueError(f"{name} of shape {tuple(A.shape)} must have at least 2 dimensions: (..., M, K)")
     for weight_name, weight in weights:
         if weight.dim() != 2:
-            raise ValueError(f"{weight_name} of shape {_shape(weight)} must be a matrix (K, N)")
+            raise ValueError(f"{weight_name} of shape {tuple(weight.shape)} must be a matrix (K, N)")
         if weight.shape[0] != contracted:
             raise ValueError(
-                f"{weight_name} of shape {_shape(weight)} does not match {name} of shape {_shape(A)}: "
+                f"{weight_name} of shape {tuple(weight.shape)} does not match {name} of shape {tuple(A.shape)}: "
                 f"it needs {contracted} rows"
             )
 
@@ -193,7 +172,3 @@ def require_divisible(dim: int, tensor_shape: Sequence[int | torch.SymInt], worl
             f"scatter_dim {dim} of the product of shape {tuple(tensor_shape)} has size {tensor_shape[dim]}, "
             f"which {world} ranks cannot share evenly: pad it, or use another dimension"
         )
-
-
-def _shape(tensor: TensorLike) -> tuple[int, ...]:
-    return tuple(tensor.shape)

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .arguments import TensorLike, require_tensors
+from .arguments import require_tensors
 from .problem import Arguments
 
 Biases = Sequence[Tensor] | None
@@ -36,7 +36,7 @@ def one_each(biases: Biases, Bs: Sequence[object]) -> Sequence[Tensor | None]:
     return [None if tuple(bias.shape) == (0,) else bias for bias in biases]
 
 
-def require_biases(like: tuple[str, TensorLike], weights: Sequence[tuple[str, TensorLike]], biases: Biases) -> None:
+def require_biases(like: tuple[str, Tensor], weights: Sequence[tuple[str, Tensor]], biases: Biases) -> None:
     """Require that every bias fits its weight, and has the dtype and device of ``like``.
 
     Raises:
@@ -48,7 +48,7 @@ def require_biases(like: tuple[str, TensorLike], weights: Sequence[tuple[str, Te
             require_bias(like, weight, (f"biases[{index}]", bias))
 
 
-def require_bias(like: tuple[str, TensorLike], weight: tuple[str, TensorLike], bias: tuple[str, TensorLike]) -> None:
+def require_bias(like: tuple[str, Tensor], weight: tuple[str, Tensor], bias: tuple[str, Tensor]) -> None:
     """Require what `require_biases` requires of one bias."""
     require_tensors([like, bias])
     columns = weight[1].shape[1]

@@ -7,7 +7,6 @@ scales of the same kind. Here one number is also accepted for all rows, or for a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from .._torch import scalar_types_to_dtypes, scaled_mm, tensors_with_data
 from ..runtime import MultiplyScaled, Operand, Slice, backend_of
-from .arguments import Like, TensorLike, like, require_matmul
+from .arguments import remembered, require_matmul
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 PRODUCTS = (torch.bfloat16, torch.float16, torch.float32)
@@ -41,11 +40,6 @@ class Weight(NamedTuple):
     result_scale: Any
     dtype: torch.dtype
     fast: bool
-
-    def like(self) -> Weight:
-        """Return the weight with `Like` records in place of its tensors, so that it can be a key in a cache."""
-        B, scale, bias, result_scale = map(like, self[:4])
-        return Weight(B, scale, bias, result_scale, self.dtype, self.fast)
 
     def paired(self, A_scale: Tensor, rows: int) -> tuple[Tensor, Weight]:
         """Return the scales of ``rows`` rows, and the weight, with scales of one kind: two numbers, or (rows, 1) and
@@ -107,10 +101,6 @@ class ScaledMatmul(NamedTuple):
     scale: Any
     weight: Weight
 
-    def like(self) -> ScaledMatmul:
-        """Return the matmul with `Like` records in place of its tensors, so that it can be a key in a cache."""
-        return ScaledMatmul(like(self.A), like(self.scale), self.weight.like())
-
     def shape(self, A_name: str = "A", B_name: str = "B") -> list[int]:
         """Return the shape of the product.
 
@@ -136,16 +126,17 @@ def require_multiplies(A: Tensor, A_scale: Tensor, scales: int, weight: Weight) 
     """
     backend = backend_of(A.device.type)
     if backend.multiplies_float8(A.device):
-        key = A.dtype, like(A_scale), scales, weight.like(), weight.B.stride()
-        _require_multiplies(backend.traits.float8_rows_to_try, *key)
+        rows = backend.traits.float8_rows_to_try
+        _require_multiplies(rows, A.dtype, A_scale, scales, weight, weight.B.stride())
 
 
-@lru_cache(maxsize=4096)  # torch converts the whole weight even for no rows, on CPU
+@remembered  # torch converts the whole weight even for no rows, on CPU
 def _require_multiplies(
-    rows: int, A_dtype: torch.dtype, A_scale: Like, scales: int, weight: Weight, strides: tuple[int, ...]
-) -> None:
+    rows: int, A_dtype: torch.dtype, A_scale: Tensor, scales: int, weight: Weight, strides: tuple[int, ...]
+) -> bool:
+    """Return True, which `remembered` keeps, unlike None."""
 
-    def ones(tensor: Like | None) -> Tensor | None:
+    def ones(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else torch.ones(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
     with tensors_with_data():  # inside `prepare` too: without data torch checks only shapes
@@ -158,6 +149,7 @@ def _require_multiplies(
             scaled_mm(A, B, scale, made.scale, *optional, made.dtype, made.fast)
         except (RuntimeError, ValueError) as error:
             raise ValueError(f"torch._scaled_mm cannot multiply these tensors: {str(error).splitlines()[0]}") from None
+    return True
 
 
 def weights_of(
@@ -186,7 +178,7 @@ def weights_of(
     return list(map(Weight, Bs, B_scales, biases, result_scales, dtypes, use_fast_accum))
 
 
-def require_scaled(A: tuple[str, TensorLike], A_scale: TensorLike, weights: Sequence[tuple[str, Weight]]) -> None:
+def require_scaled(A: tuple[str, Tensor], A_scale: Tensor, weights: Sequence[tuple[str, Weight]]) -> None:
     """Require float8 tensors and their scales, all on one device.
 
     Raises:
@@ -200,7 +192,7 @@ def require_scaled(A: tuple[str, TensorLike], A_scale: TensorLike, weights: Sequ
         optional = {"bias": weight.bias, "result_scale": weight.result_scale}
         others.extend((f"the {what} of {name}", tensor) for what, tensor in optional.items() if tensor is not None)
     for name, tensor in [*multiplied, *others]:
-        if not isinstance(tensor, (Tensor, Like)):  # the dispatcher lets None through
+        if not isinstance(tensor, Tensor):  # the dispatcher lets None through
             raise TypeError(f"{name} is {tensor!r}: give a tensor")
         if tensor.device != A[1].device:
             raise TypeError(f"{name} is on {tensor.device} and {A[0]} is on {A[1].device}: they must be on one device")
@@ -216,7 +208,7 @@ def require_scaled(A: tuple[str, TensorLike], A_scale: TensorLike, weights: Sequ
             )
 
 
-def require_row_scales(name: str, A: TensorLike, A_scale: TensorLike, shapes: Sequence[tuple[int, ...]]) -> None:
+def require_row_scales(name: str, A: Tensor, A_scale: Tensor, shapes: Sequence[tuple[int, ...]]) -> None:
     """Raise ValueError unless ``A_scale`` is one number, or has one of these shapes."""
     if prod(A_scale.shape) != 1 and tuple(A_scale.shape) not in shapes:
         raise ValueError(

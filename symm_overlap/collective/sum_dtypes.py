@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-
-from .arguments import TensorLike
+from torch import Tensor
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -41,7 +40,7 @@ class SumDtypes(NamedTuple):
 def sum_dtypes(
     factors: torch.dtype,
     products: int,
-    addend: TensorLike | None = None,
+    addend: Tensor | None = None,
     sum_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> SumDtypes:

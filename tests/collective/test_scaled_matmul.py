@@ -256,3 +256,20 @@ def rejected(me: Rank) -> None:
 
 def test_bad_arguments_are_rejected_before_any_communication(ranks: Pool) -> None:
     ranks.run(2, rejected)
+
+
+def trials_of_equal_calls(me: Rank) -> None:
+    """Count the products for trial in calls of one kind with new tensors, and in calls with one more kind of weight."""
+    with mock.patch.object(scaled, "scaled_mm", wraps=scaled.scaled_mm) as tried:
+        for columns, trials in ((37, 2), (39, 4)):
+            for seed in range(3):
+                A, B = float8(4, K, seed=seed), weight(K, columns, seed=seed)
+                symm_overlap.all_gather_scaled_matmul(
+                    A, [B, B], ONE, [ONE] * 2, 0, me.group, biases=[None, B[0].float()]
+                )
+                symm_overlap.scaled_matmul_reduce_scatter(A, B, ONE, ONE, "sum", 0, me.group)
+            assert tried.call_count == trials
+
+
+def test_torch_multiplies_for_trial_only_in_the_first_of_equal_calls(ranks: Pool) -> None:
+    ranks.run(2, trials_of_equal_calls)

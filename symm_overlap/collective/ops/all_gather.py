@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..arguments import Group, TensorLike, dimension, group_name, remembered, require_tensor
+from ..arguments import Group, dimension, group_name, remembered, require_tensor
 from ..dispatch.autograd import call_op
 from ..dispatch.functional import functional
 from ..dispatch.registration import define
@@ -88,10 +88,10 @@ def gather(peers: Peers, A_shard: Tensor, gather_dim: int) -> Tensor:
     return gathered if len(shape) == 2 else gathered.view(shape)
 
 
-def _gathered_shape(A_shard: TensorLike, gather_dim: int, world: int) -> list[int]:
+def _gathered_shape(A_shard: Tensor, gather_dim: int, world: int) -> list[int]:
     require_tensor("A_shard", A_shard)
     shape = list(A_shard.shape)
-    shape[dimension("gather_dim", gather_dim, A_shard)] *= world
+    shape[dimension("gather_dim", gather_dim, A_shard.shape)] *= world
     return shape
 
 

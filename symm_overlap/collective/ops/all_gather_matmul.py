@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import Group, TensorLike, dimension, group_name, remembered, require_matmul, require_tensors
+from ..arguments import Group, dimension, group_name, remembered, require_matmul, require_tensors
 from ..biases import Biases, gradients, named, one_each, require_biases, without_none
 from ..dispatch.autograd import call_op
 from ..dispatch.functional import functional
@@ -92,13 +92,13 @@ def all_gather_matmul(
     return (A if return_A else None), outputs
 
 
-def _require(A_shard: TensorLike, Bs: Sequence[TensorLike], gather_dim: int, biases: Biases, world: int) -> int:
+def _require(A_shard: Tensor, Bs: Sequence[Tensor], gather_dim: int, biases: Biases, world: int) -> int:
     names = [(f"Bs[{index}]", B) for index, B in enumerate(Bs)]
     if not names:
         raise ValueError("Bs is empty: give at least one weight, or call symm_overlap.all_gather")
     require_tensors([("A_shard", A_shard), *names])
     require_matmul("A_shard", A_shard, 1, [])
-    gather_dim = dimension("gather_dim", gather_dim, A_shard)
+    gather_dim = dimension("gather_dim", gather_dim, A_shard.shape)
     last = gather_dim == A_shard.dim() - 1
     require_matmul(
         "the gathered A_shard" if last else "A_shard", A_shard, A_shard.shape[-1] * (world if last else 1), names

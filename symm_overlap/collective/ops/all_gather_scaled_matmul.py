@@ -15,14 +15,13 @@ Example: ``Y = symm_overlap.all_gather_scaled_matmul(A_shard, [B], A_scale, [B_s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..arguments import Group, Like, TensorLike, dimension, group_name, like, require_matmul
+from ..arguments import Group, dimension, group_name, remembered, require_matmul
 from ..dispatch.autograd import call_op
 from ..dispatch.functional import functional
 from ..dispatch.registration import define
@@ -122,7 +121,7 @@ class _Described(NamedTuple):
 
 
 def _require(
-    A_shard: TensorLike, A_scale: TensorLike, weights: Sequence[Weight], gather_dim: int, world: int
+    A_shard: Tensor, A_scale: Tensor, weights: Sequence[Weight], gather_dim: int, world: int
 ) -> tuple[int, bool]:
     """Return the dimension, and whether the scales are those of the shard's rows."""
     named = [(f"Bs[{index}]", weight) for index, weight in enumerate(weights)]
@@ -130,7 +129,7 @@ def _require(
     for weight in weights:
         require_product(weight, (*PRODUCTS, *FLOAT8))
     require_matmul("A_shard", A_shard, 1, [])
-    gather_dim = dimension("gather_dim", gather_dim, A_shard)
+    gather_dim = dimension("gather_dim", gather_dim, A_shard.shape)
     last = gather_dim == A_shard.dim() - 1
     contracted = A_shard.shape[-1] * (world if last else 1)
     name = "the gathered A_shard" if last else "A_shard"
@@ -143,9 +142,9 @@ def _require(
     return gather_dim, not last and tuple(A_scale.shape) == own
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _described(
-    A_shard: Like, A_scale: Like, weights: tuple[Weight, ...], gather_dim: int, return_A: bool, world: int
+    A_shard: Tensor, A_scale: Tensor, weights: Sequence[Weight], gather_dim: int, return_A: bool, world: int
 ) -> _Described:
     gather_dim, of_shard = _require(A_shard, A_scale, weights, gather_dim, world)
     layout = GatherLayout(A_shard.shape, gather_dim, world)
@@ -183,8 +182,7 @@ def _eager(
     return_A: bool = True,
 ) -> tuple[Tensor | None, list[Tensor]]:
     weights = weights_of(A_shard.dtype, Bs, B_scales, *rest)
-    alike = tuple(weight.like() for weight in weights)
-    described, layout, of_shard = _described(like(A_shard), like(A_scale), alike, gather_dim, return_A, peers.world)
+    described, layout, of_shard = _described(A_shard, A_scale, weights, gather_dim, return_A, peers.world)
     for weight in weights:
         require_multiplies(A_shard, A_scale, A_scale.numel() * (peers.world if of_shard else 1), weight)
     if of_shard:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ...runtime import Backend, Multiply, Part, Slice, Work, tensor_of, view_of
-from ..arguments import TensorLike, dimension, remembered, require_tensors
+from ..arguments import dimension, remembered, require_tensors
 from ..dispatch.registration import define
 from ..exchange import Call, Peers, exchange_of
 from ..layouts import GatherLayout
@@ -29,11 +29,11 @@ from ..parts.products import accumulator
 from ..problem import Problem, problem
 
 
-def _require(A_shard: TensorLike, grads: Sequence[TensorLike], gather_dim: int, world: int) -> int:
+def _require(A_shard: Tensor, grads: Sequence[Tensor], gather_dim: int, world: int) -> int:
     if not grads:
         raise ValueError("grads is empty: give at least one gradient")
     require_tensors([("A_shard", A_shard), *((f"grads[{index}]", grad) for index, grad in enumerate(grads))])
-    gather_dim = dimension("gather_dim", gather_dim, A_shard)
+    gather_dim = dimension("gather_dim", gather_dim, A_shard.shape)
     lead = list(A_shard.shape[:-1])
     if gather_dim < len(lead):
         lead[gather_dim] *= world
@@ -43,7 +43,7 @@ def _require(A_shard: TensorLike, grads: Sequence[TensorLike], gather_dim: int, 
     return gather_dim
 
 
-def _weight_rows(A_shard: TensorLike, gather_dim: int, world: int) -> int:
+def _weight_rows(A_shard: Tensor, gather_dim: int, world: int) -> int:
     return A_shard.shape[-1] * (world if gather_dim == A_shard.dim() - 1 else 1)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import Group, TensorLike, dimension, group_name, remembered, require_reduce_op, require_tensors
+from ..arguments import Group, dimension, group_name, remembered, require_reduce_op, require_tensors
 from ..dispatch.autograd import call_op, factors_to_keep
 from ..dispatch.functional import functional
 from ..dispatch.registration import define
@@ -82,14 +82,14 @@ def all_gather_weight_matmul(
 
 
 def _require(
-    X: TensorLike, W_shard: TensorLike, gather_dim: int, transpose: bool, grad_reduce_op: str, world: int
+    X: Tensor, W_shard: Tensor, gather_dim: int, transpose: bool, grad_reduce_op: str, world: int
 ) -> tuple[int, list[int]]:
     """Return the dimension, and the shape of the whole weight."""
     require_tensors([("X", X), ("W_shard", W_shard)])
     require_reduce_op(grad_reduce_op)
     if W_shard.dim() != 2:
         raise ValueError(f"W_shard of shape {tuple(W_shard.shape)} must be a matrix")
-    gather_dim = dimension("gather_dim", gather_dim, W_shard)
+    gather_dim = dimension("gather_dim", gather_dim, W_shard.shape)
     whole = list(W_shard.shape)
     whole[gather_dim] *= world
     contracted = whole[1 if transpose else 0]

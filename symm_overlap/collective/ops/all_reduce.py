@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import Group, TensorLike, group_name, remembered, require_reduce_op, require_tensors
+from ..arguments import Group, group_name, remembered, require_reduce_op, require_tensors
 from ..dispatch.autograd import call_op
 from ..dispatch.functional import functional
 from ..dispatch.registration import define
@@ -62,7 +62,7 @@ def _eager(peers: Peers, X: Tensor, reduce_op: str) -> Tensor:
     return output if X.dim() == 2 else output.view(X.shape)
 
 
-def _require(X: TensorLike, reduce_op: str) -> None:
+def _require(X: Tensor, reduce_op: str) -> None:
     require_tensors([("X", X)])
     require_reduce_op(reduce_op)
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import Group, TensorLike, group_name, remembered, require_reduce_op
+from ..arguments import Group, group_name, remembered, require_reduce_op
 from ..biases import gradient, named, require_bias
 from ..dispatch.autograd import call_op, factors_to_keep
 from ..dispatch.functional import functional
@@ -63,7 +63,7 @@ def matmul_all_reduce(A: Tensor, B: Tensor, reduce_op: str, group: Group, bias: 
     return output
 
 
-def _require(A: TensorLike, B: TensorLike, reduce_op: str, bias: TensorLike | None) -> list[int]:
+def _require(A: Tensor, B: Tensor, reduce_op: str, bias: Tensor | None) -> list[int]:
     """Return the shape of the product."""
     shape = product_shape(A, B)
     require_reduce_op(reduce_op)

@@ -27,7 +27,6 @@ from torch import Tensor
 
 from ..arguments import (
     Group,
-    TensorLike,
     dimension,
     group_name,
     remembered,
@@ -95,7 +94,7 @@ def matmul_reduce_scatter(
     return output
 
 
-def product_shape(A: TensorLike, B: TensorLike) -> list[int]:
+def product_shape(A: Tensor, B: Tensor) -> list[int]:
     """Return the shape of ``A @ B``. Raises ValueError or TypeError if the two cannot be multiplied."""
     require_tensors([("A", A), ("B", B)])
     require_matmul("A", A, A.shape[-1] if A.dim() else 0, [("B", B)])
@@ -192,11 +191,11 @@ def scatter_sum(
 
 
 def _require_scatter(
-    A: TensorLike, B: TensorLike, reduce_op: str, scatter_dim: int, bias: TensorLike | None, world: int
+    A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int, bias: Tensor | None, world: int
 ) -> tuple[list[int], int]:
     shape = product_shape(A, B)
     require_reduce_op(reduce_op)
-    scatter_dim = dimension("scatter_dim", scatter_dim, A)
+    scatter_dim = dimension("scatter_dim", scatter_dim, A.shape)
     require_divisible(scatter_dim, shape, world)
     if bias is not None:
         require_bias(("A", A), ("B", B), ("bias", bias))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import TensorLike, remembered, require_reduce_op
+from ..arguments import remembered, require_reduce_op
 from ..biases import Biases, gradients, named, one_each
 from ..dispatch.registration import define
 from ..exchange import Call, Peers, exchange_of
@@ -29,7 +29,7 @@ from .product import product
 
 
 def _require(
-    As: Sequence[TensorLike], Bs: Sequence[TensorLike], addend: TensorLike | None, reduce_op: str, biases: Biases
+    As: Sequence[Tensor], Bs: Sequence[Tensor], addend: Tensor | None, reduce_op: str, biases: Biases
 ) -> list[int]:
     """Return the shape of every product."""
     if not As:

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from ..arguments import (
-    TensorLike,
     dimension,
     remembered,
     require_divisible,
@@ -39,9 +38,9 @@ from .product import product, product_of_rows
 
 
 def require_summands(
-    As: Sequence[TensorLike],
-    Bs: Sequence[TensorLike],
-    addend: TensorLike | None,
+    As: Sequence[Tensor],
+    Bs: Sequence[Tensor],
+    addend: Tensor | None,
     biases: Biases,
     sum_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
@@ -69,9 +68,9 @@ def require_summands(
 
 
 def require_sum(
-    As: Sequence[TensorLike],
-    Bs: Sequence[TensorLike],
-    addend: TensorLike | None,
+    As: Sequence[Tensor],
+    Bs: Sequence[Tensor],
+    addend: Tensor | None,
     reduce_op: str,
     scatter_dim: int,
     biases: Biases,
@@ -86,7 +85,7 @@ def require_sum(
     """
     shape, dtypes = require_summands(As, Bs, addend, biases, sum_dtype, out_dtype)
     require_reduce_op(reduce_op)
-    scatter_dim = dimension("scatter_dim", scatter_dim, addend if addend is not None else As[0])
+    scatter_dim = dimension("scatter_dim", scatter_dim, (As[0] if addend is None else addend).shape)
     require_divisible(scatter_dim, shape, world)
     return shape, scatter_dim, dtypes
 

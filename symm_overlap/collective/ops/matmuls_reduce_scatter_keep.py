@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import TensorLike, remembered
+from ..arguments import remembered
 from ..biases import Biases, gradients, one_each
 from ..dispatch.registration import define, size_of_group
 from ..exchange import Call, Peers, exchange_of
@@ -40,9 +40,9 @@ Outputs = tuple[Tensor, list[Tensor], Tensor | None]
 
 
 def _require(
-    As: Sequence[TensorLike],
-    Bs: Sequence[TensorLike],
-    addend: TensorLike | None,
+    As: Sequence[Tensor],
+    Bs: Sequence[Tensor],
+    addend: Tensor | None,
     reduce_op: str,
     scatter_dim: int,
     biases: Biases,

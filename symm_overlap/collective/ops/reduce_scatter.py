@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ..arguments import (
     Group,
-    TensorLike,
     dimension,
     group_name,
     remembered,
@@ -63,11 +62,11 @@ def reduce_scatter(
 
 
 def _require(
-    X: TensorLike, reduce_op: str, scatter_dim: int, world: int, out_dtype: torch.dtype | None
+    X: Tensor, reduce_op: str, scatter_dim: int, world: int, out_dtype: torch.dtype | None
 ) -> tuple[int, SumDtypes]:
     require_tensors([("X", X)])
     require_reduce_op(reduce_op)
-    scatter_dim = dimension("scatter_dim", scatter_dim, X)
+    scatter_dim = dimension("scatter_dim", scatter_dim, X.shape)
     require_divisible(scatter_dim, X.shape, world)
     return scatter_dim, sum_dtypes(X.dtype, 0, out_dtype=out_dtype)
 

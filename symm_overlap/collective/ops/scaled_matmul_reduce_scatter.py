@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import Group, Like, dimension, group_name
+from ..arguments import Group, dimension, group_name
 from ..dispatch.autograd import call_op
 from ..dispatch.functional import functional
 from ..dispatch.registration import define
@@ -103,7 +103,7 @@ def _product(
             f"output_shape {tuple(output_shape or ())} does not match A of shape {tuple(A.shape)}: the leading "
             "dimensions of both must have the same number of rows"
         )
-    dimension("orig_scatter_dim", orig_scatter_dim, Like((*rows, shape[-1]), A.dtype, A.device))
+    dimension("orig_scatter_dim", orig_scatter_dim, (*rows, shape[-1]))
     if output_shape is None:
         return matmul
     scale = A_scale if prod(A_scale.shape) == 1 else A_scale.reshape(*rows, 1)

@@ -19,14 +19,13 @@ Example: ``Y = torch.ops.symm_overlap.fused_scaled_matmuls_reduce_scatter([A, C]
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..arguments import Like, TensorLike, dimension, like, require_divisible, require_reduce_op
+from ..arguments import dimension, remembered, require_divisible, require_reduce_op
 from ..dispatch.registration import define
 from ..exchange import Call, Peers, exchange_of
 from ..parts.scaled import ScatteredScaledProducts
@@ -69,7 +68,7 @@ def scaled_sum(
 
 
 def require_scaled_sum(
-    matmuls: Sequence[ScaledMatmul], addend: TensorLike | None, reduce_op: str, scatter_dim: int, world: int
+    matmuls: Sequence[ScaledMatmul], addend: Tensor | None, reduce_op: str, scatter_dim: int, world: int
 ) -> tuple[list[int], int]:
     """Return the shape of every product, and the dimension. Raises ValueError or TypeError if there is no such sum."""
     shapes = [matmul.shape(f"As[{index}]", f"Bs[{index}]") for index, matmul in enumerate(matmuls)]
@@ -90,24 +89,24 @@ def require_scaled_sum(
         if shape != shapes[0]:
             raise ValueError(f"products (and the addend) must have one shape: got {shapes}")
     require_reduce_op(reduce_op)
-    scatter_dim = dimension("scatter_dim", scatter_dim, Like(tuple(shapes[0]), A.dtype, A.device))
+    scatter_dim = dimension("scatter_dim", scatter_dim, shapes[0])
     require_divisible(scatter_dim, shapes[0], world)
     return shapes[0], scatter_dim
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _described(
-    matmuls: tuple[ScaledMatmul, ...],
-    addend: Like | None,
+    matmuls: Sequence[ScaledMatmul],
+    addend: Tensor | None,
     reduce_op: str,
     scatter_dim: int,
     world: int,
-    keep: tuple[int, ...],
+    keep: Sequence[int],
     keep_sum: bool,
 ) -> tuple[Scattered, list[int]]:
     """Return the reduction, and the shape of the products."""
     shape, scatter_dim = require_scaled_sum(matmuls, addend, reduce_op, scatter_dim, world)
-    kept = (("keep", keep), ("keep_sum", keep_sum)) if keep or keep_sum else ()
+    kept = (("keep", tuple(keep)), ("keep_sum", keep_sum)) if keep or keep_sum else ()
     described = problem(
         "scaled_matmul_reduce_scatter",
         prod(shape[:-1]),
@@ -140,10 +139,7 @@ def scatter_scaled_sum(
     keep_sum: bool = False,
 ) -> Outputs:
     """Return this rank's part of the sum over ranks, and the tensors that are kept."""
-    alike = tuple(matmul.like() for matmul in matmuls)
-    scattered, shape = _described(
-        alike, None if addend is None else like(addend), reduce_op, scatter_dim, peers.world, tuple(keep), keep_sum
-    )
+    scattered, shape = _described(matmuls, addend, reduce_op, scatter_dim, peers.world, keep, keep_sum)
     for A, scale, weight in matmuls:
         require_multiplies(A, scale, scale.numel(), weight)
     A = matmuls[0].A

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import TensorLike, remembered, require_divisible, require_reduce_op, require_tensors
+from ..arguments import remembered, require_divisible, require_reduce_op, require_tensors
 from ..dispatch.registration import define, size_of_group
 from ..exchange import Call, Peers, exchange_of
 from ..parts.scattered import ScatteredProducts, matrix
@@ -24,7 +24,7 @@ from .matmul_reduce_scatter import scattered_shape
 OPS["weight_grad_reduce_scatter"] = OpKind(multiplies=True, moves_weight=True)
 
 
-def _require(X: TensorLike, G: TensorLike, reduce_op: str, scatter_dim: int, world: int) -> tuple[int, list[int]]:
+def _require(X: Tensor, G: Tensor, reduce_op: str, scatter_dim: int, world: int) -> tuple[int, list[int]]:
     """Return the dimension, and the shape of this rank's shard."""
     require_tensors([("X", X), ("G", G)])
     if X.dim() < 1 or G.dim() < 1 or X.shape[:-1] != G.shape[:-1]:
