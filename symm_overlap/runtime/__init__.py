@@ -4,6 +4,7 @@ each other's memory.
 
 from .backend import Backend, Traits, Workspace
 from .backends import TRAITS, backend_of
+from .call_hash import call_hash
 from .call_lock import InMiddleOfCallError
 from .costs import Device, DeviceCosts, costs_of, record_of
 from .group import GroupState, state_of
@@ -67,6 +68,7 @@ __all__ = [
     "are_enqueued",
     "around",
     "backend_of",
+    "call_hash",
     "carry_out",
     "compares",
     "costs_of",

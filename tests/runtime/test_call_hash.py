@@ -9,6 +9,7 @@ import pytest
 import symm_overlap
 from symm_overlap import _C
 from symm_overlap._torch import symm_mem
+from symm_overlap.runtime import call_hash
 from tests.limits import SOON
 from tests.ranks import Pool, Rank
 from tests.runtime.symmetric import error_of, in_thread, make
@@ -27,8 +28,7 @@ def new_lane(me: Rank) -> _C.CpuLane:
 
 def call(lane: _C.CpuLane, me: Rank, call: Call) -> None:
     """Do what an all-gather does: signal every peer, then wait for every peer."""
-    call_hash, number = call
-    lane.begin(round(1000 * DEADLINE), call_hash, number)
+    lane.begin(round(1000 * DEADLINE), *call)
     peers = [(me.rank + step) % me.world for step in range(1, me.world)]
     for peer in peers:
         lane.signal(peer, 0)
@@ -184,3 +184,10 @@ def test_a_rank_that_gives_up_ends_its_peers_waits(fresh_ranks: Callable[..., Po
     _, (kind, message) = fresh_ranks(2).run(2, peer_that_gave_up)
     assert kind == "DistBackendError"
     assert "has failed in this call or an earlier one" in message
+
+
+def test_other_digests_and_other_numbers_have_other_hashes_of_64_bits_and_none_is_zero() -> None:
+    digests = [0, 1, 2, (1 << 64) - 1, 1 << 63]
+    hashes = [call_hash(digest, number) for digest in digests for number in range(100)]
+    assert len(set(hashes)) == len(hashes) - 1, "those of 0 and 1 in call 0 are equal"
+    assert all(0 < each < 1 << 64 for each in hashes)

@@ -17,9 +17,6 @@ from ..problem import Problem
 from .comparison import compare_calls
 from .route import Route, digest_of, keep_route
 
-_ODD = 0x9E3779B97F4A7C15  # spreads the count of calls over all bits of the hash
-_64_BITS = (1 << 64) - 1
-
 
 class Peers:
     """The group in which a call is made, and this process's rank in it.
@@ -28,6 +25,7 @@ class Peers:
     long as all ranks make the same calls.
 
     Attributes:
+        number: how many calls of its lane this rank has counted, this one included.
         announced: whether the peers have been notified of this call (`symm_overlap.collective.exchange.comparison`).
     """
 
@@ -48,10 +46,6 @@ class Peers:
         of that.
         """
         self.state.calls[self.settings.lane_index] -= 1
-
-    def hash_of(self, digest: int) -> int:
-        """Return a 64-bit hash of a call, from its `digest_of` and this rank's count of calls. It is never 0."""
-        return (digest + self.number * _ODD) & _64_BITS or 1
 
 
 class Call:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ...runtime import Lane
+from ...runtime import Lane, call_hash
 from ...settings import current
 from . import c10d
 from .call import Call
@@ -61,8 +61,8 @@ class Needs:
         """
         for lane, need in self._lanes.items():
             if need.channels:
-                call_hash = need.call.peers.hash_of(digest_of("prepare"))
-                lane.reserve(need.nbytes, current().seconds, call_hash, channels=need.channels)
+                digest = call_hash(digest_of("prepare"), need.call.peers.number)
+                lane.reserve(need.nbytes, current().seconds, digest, channels=need.channels)
             if need.collectives:
                 c10d.connect(need.call)
         # Last, because no peer waits for it.

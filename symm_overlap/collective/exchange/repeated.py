@@ -26,7 +26,7 @@ from typing import Any
 from torch import Tensor
 
 from ... import _C
-from ...runtime import meets_in_kernels
+from ...runtime import call_hash, meets_in_kernels
 from .call import Peers, place_of
 from .planned.run import Run
 from .recipe import Recipe, recipe_of
@@ -153,7 +153,7 @@ class Repeated:
             nbytes=self._nbytes,
             channels=self._channels,
             seconds=seconds,
-            call_hash=peers.hash_of(self._digest),
+            call_hash=call_hash(self._digest, peers.number),
             by_kernels=self._by_kernels,
             fits=self._fits,
         )

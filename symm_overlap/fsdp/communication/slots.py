@@ -28,11 +28,8 @@ from ...collective.exchange.route import digest_of
 from ...plan import Plan, Region, Step, Table, execute
 from ...plan.layout import ALIGNMENT
 from ...plan.ranges import range_of_call
-from ...runtime import Backend, WorkOf, around, backend_of, ranged, state_of
+from ...runtime import Backend, WorkOf, around, backend_of, call_hash, ranged, state_of
 from ...settings import Settings, in_backward
-
-_ODD = 0x9E3779B97F4A7C15  # spreads the count of calls over all bits of the hash
-_64_BITS = (1 << 64) - 1
 
 
 @dataclass
@@ -111,7 +108,8 @@ class Slots:
         # Always new memory, even if the old memory is large enough: peers may read it, and tensors may be in it.
         half = max(-(-count * nbytes // 2), self.lane.workspace.half + 1)
         settings = in_backward(self._settings)
-        self.lane.reserve(half, settings.seconds, self._hash(digest_of(self.op, "slots", count, nbytes)), self.op)
+        digest = digest_of(self.op, "slots", count, nbytes)
+        self.lane.reserve(half, settings.seconds, call_hash(digest, self.turn), self.op)
         self.count, self.nbytes = count, nbytes
         self._uses, self._done = {}, {}
 
@@ -187,7 +185,7 @@ class Slots:
                 nbytes=0,
                 channels=plan.channels,
                 seconds=settings.seconds,
-                call_hash=self._hash(digest),
+                call_hash=call_hash(digest, self.turn),
             )
         event = self._done[self.slot] = self._mark()
         self.turn += 1
@@ -251,9 +249,6 @@ class Slots:
     @cached_property
     def _side(self) -> Any:
         return self.backend.stream_beside(self.device)
-
-    def _hash(self, digest: int) -> int:
-        return (digest + self.turn * _ODD) & _64_BITS or 1
 
     def _require_possible(self) -> None:
         """Raise RuntimeError if no call is possible now."""

@@ -23,7 +23,17 @@ from torch import Tensor
 
 from ...plan import InlineStreams, Plan, Streams, Table, execute
 from ...plan.ranges import range_of_call
-from ...runtime import Lane, around, backend_of, direct_access, lane_of_pipelines, message_group, ranged, state_of
+from ...runtime import (
+    Lane,
+    around,
+    backend_of,
+    call_hash,
+    direct_access,
+    lane_of_pipelines,
+    message_group,
+    ranged,
+    state_of,
+)
 from ...settings import Settings, current
 from ..csv_text import write_csv
 from ..schedule import Schedule
@@ -38,8 +48,6 @@ from .wire import Wire
 
 OP = "pipeline step"
 TRANSPORTS = ("symmetric", "c10d")
-_ODD = 0x9E3779B97F4A7C15  # spreads the number of the call over all bits of the hash
-_64_BITS = (1 << 64) - 1
 _EXCHANGE = 0x5851F42D4C957F2D  # in place of a mode's digest, in a step in which ranks exchange data
 
 
@@ -184,10 +192,10 @@ class StepRunner:
                 self._run(plan, run, lane.workspace.steps(), lane.streams)
             written.extend(run.written)
 
-        call_hash = (mode.digest + self._number(lane) * _ODD) & _64_BITS or 1
+        digest = call_hash(mode.digest, self._number(lane))
         channels = 1 + max(mode.channels.values(), default=0)
         try:
-            lane.run(OP, body, written, nbytes=slots.nbytes, channels=channels, seconds=seconds, call_hash=call_hash)
+            lane.run(OP, body, written, nbytes=slots.nbytes, channels=channels, seconds=seconds, call_hash=digest)
         except BaseException as error:
             if begun:
                 transport.fail(tied.reduce if mode.backward else [], error)
@@ -259,8 +267,7 @@ class StepRunner:
 
     def _exchange(self, lane: Lane, mine: Mapping[str, Any], seconds: float) -> list[dict[str, Any]]:
         """Send some data to all ranks, and return the data of each rank. Collective."""
-        call_hash = (_EXCHANGE + self._number(lane) * _ODD) & _64_BITS or 1
-        return lane.exchange(OP, mine, seconds, call_hash)
+        return lane.exchange(OP, mine, seconds, call_hash(_EXCHANGE, self._number(lane)))
 
     def _run(self, plan: Plan, run: StepRun, meets: Table, streams: Streams) -> None:
         """Execute a plan with the functions of the run and those that signal and wait, as settings transform them."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .... import _C
 from ....plan import Layout, Plan, Region, Step, Table, execute, layout
-from ....runtime import NotPreparedError, Part, Script, Work, meets_in_kernels, ranged
+from ....runtime import NotPreparedError, Part, Script, Work, call_hash, meets_in_kernels, ranged
 from ..call import Call
 from ..recorded import record_run
 
@@ -91,7 +91,7 @@ class Run:
                 nbytes=self.layout.nbytes,
                 channels=self.plan.channels,
                 seconds=call.settings.seconds,
-                call_hash=call.peers.hash_of(call.route.digest),
+                call_hash=call_hash(call.route.digest, call.peers.number),
                 by_kernels=meets_in_kernels(self.plan),
             )
         except NotPreparedError as error:
