@@ -78,7 +78,7 @@ class _Collectives:
         assert work is not None
         return work
 
-    def finish(self, work: dist.Work, device: torch.device) -> None:
+    def finish(self, work: dist.Work) -> None:
         """Make later work on the caller's stream wait for the result; past the deadline, raise DistBackendError."""
         with _backend_errors():
             if self._call.backend.traits.library_collectives:
@@ -92,7 +92,7 @@ def connect(call: Call) -> None:
     byte = torch.empty(1, dtype=torch.uint8, device=call.lane.device)
     with call.turn() as group:
         collectives = _Collectives(call, group)
-        collectives.finish(collectives.all_gather(byte.new_empty(call.world), byte), byte.device)
+        collectives.finish(collectives.all_gather(byte.new_empty(call.world), byte))
 
 
 def all_gather(
@@ -122,7 +122,7 @@ def _gather_whole(
     overlap = consumer is not None and not call.choice.whole
     if overlap:
         consumer.part(call.rank, 0, shard)  # type: ignore[union-attr]
-    collectives.finish(work, shard.device)
+    collectives.finish(work)
     if parts.last:
         flat.unflatten(1, (call.world, parts.columns)).copy_(stacked.movedim(0, 1))
     if consumer is None:
@@ -154,7 +154,7 @@ def _gather_chunks(
         for start, stop in itertools.pairwise(cut):
             consumer.part(call.rank, start, shard[start:stop])
     for piece, (stacked, work) in enumerate(started):
-        collectives.finish(work, shard.device)
+        collectives.finish(work)
         for step in range(1, call.world):
             owner = (call.rank + step) % call.world
             if consumer is not None:
@@ -169,7 +169,7 @@ def reduce_scatter(call: Call, producer: Producer, output: Tensor, average: bool
         with call.turn() as group:
             collectives = _Collectives(call, group)
             product = _at_once(call, producer, output).to(output.dtype)  # the library returns the dtype that it gets
-            collectives.finish(collectives.reduce_scatter(output, product), output.device)
+            collectives.finish(collectives.reduce_scatter(output, product))
         if average:
             output.div_(call.world)
         return
@@ -189,7 +189,7 @@ def reduce_scatter(call: Call, producer: Producer, output: Tensor, average: bool
             received = torch.empty_like(sent)
             started.append((sent, received, collectives.all_to_all(received, sent)))
         for (start, stop), (_, received, work) in zip(itertools.pairwise(cut), started, strict=True):
-            collectives.finish(work, output.device)
+            collectives.finish(work)
             call.backend.sum(list(received), average, output[start:stop])
 
 
@@ -213,7 +213,7 @@ def all_reduce(call: Call, producer: RowProducer, output: Tensor, average: bool)
         with call.turn() as group:
             producer.whole(output)
             collectives = _Collectives(call, group)
-            collectives.finish(collectives.all_reduce(output), output.device)
+            collectives.finish(collectives.all_reduce(output))
         if average:
             output.div_(call.world)
         return
@@ -231,13 +231,13 @@ def all_reduce(call: Call, producer: RowProducer, output: Tensor, average: bool)
             started.append((sent, received, collectives.all_to_all(received, sent)))
         mine = flat.new_empty(parts[1], columns)
         for piece, (_, received, work) in enumerate(started):
-            collectives.finish(work, output.device)
+            collectives.finish(work)
             call.backend.sum(list(received), average, mine[cut[piece] : cut[piece + 1]])
         if flat.shape[0] == call.world * parts[1]:  # no padding: gather straight into the output
-            collectives.finish(collectives.all_gather(flat, mine), output.device)
+            collectives.finish(collectives.all_gather(flat, mine))
             return
         sums = flat.new_empty(call.world * parts[1], columns)
-        collectives.finish(collectives.all_gather(sums, mine), output.device)
+        collectives.finish(collectives.all_gather(sums, mine))
         flat.copy_(sums[: flat.shape[0]])
 
 
