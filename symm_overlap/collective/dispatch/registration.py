@@ -34,9 +34,6 @@ _OTHER_GRAPHS = (
     "symm_overlap.inductor.report() of the ranks."
 )
 
-OPS: list[str] = []
-"""Names of the ops defined here, without the namespace."""
-
 calls = threading.local()
 """``calls.kernels``: how many kernels of ops this thread has entered."""
 
@@ -94,7 +91,6 @@ def define(
     torch.library.register_vmap(qualified, _no_vmap(name), lib=library)
     if flop is not None:
         _register_flop(op, flop)
-    OPS.append(name)
 
 
 def _kernel(op: str, eager: Callable[..., Any], at: int, repeatable: Repeatable | None) -> Callable[..., Any]:
