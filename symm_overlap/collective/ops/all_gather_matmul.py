@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from math import prod
 from typing import Any
 
 import torch
@@ -33,6 +32,7 @@ from ..exchange import Call, Peers, exchange_of
 from ..layouts import GatherLayout, reference_gathered, reference_product
 from ..parts.products import Products, SummedProducts
 from ..problem import OPS, OpKind, Problem, problem
+from . import flop
 from .product import product_of_rows
 
 OPS["all_gather_matmul"] = OpKind(gathers=True, multiplies=True, fused=True)
@@ -209,11 +209,6 @@ def _backward(ctx: Any, grad_A: Tensor | None, grads: Sequence[Tensor | None]) -
     return grad_shard, grad_Bs, None, None, *(gradients(needed, grads) for needed in ctx.needs_input_grad[4:])
 
 
-def _flop(A_shard: Any, Bs: Any, *_: Any, out_shape: Any, **__: Any) -> int:
-    """Return 2 * rows * columns * contracted size, summed over the products."""
-    return sum(2 * prod(product) * B[0] for B, product in zip(Bs, out_shape[1], strict=True))
-
-
 _SIGNATURE = (
     "(Tensor A, Tensor[] Bs, int gather_dim, str group_name, Tensor[]? biases=None, *, bool return_A=True) "
     "-> (Tensor?, Tensor[])"
@@ -229,5 +224,5 @@ for name, keep_gathered in (("fused_all_gather_matmul", True), ("_fused_all_gath
         repeatable=True,
         gathers=True,
         multiplies=True,
-        flop=_flop,
+        flop=flop.of_gathered_products,
     )

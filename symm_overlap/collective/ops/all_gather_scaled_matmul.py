@@ -15,7 +15,6 @@ Example: ``Y = symm_overlap.all_gather_scaled_matmul(A_shard, [B], A_scale, [B_s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -41,6 +40,7 @@ from ..scaled import (
     weights_of,
     without_gradient,
 )
+from . import flop
 from .all_gather import gather
 
 OPS["all_gather_scaled_matmul"] = OpKind(gathers=True, multiplies=True, scaled=True, fused=True)
@@ -222,11 +222,6 @@ def _fake(
     return (reference_gathered(A_shard, gather_dim, world) if return_A else None), products
 
 
-def _flop(A_shard: Any, Bs: Any, *_: Any, out_shape: Any, **__: Any) -> int:
-    """Return 2 * rows * columns * contracted size, summed over the products."""
-    return sum(2 * prod(product) * B[0] for B, product in zip(Bs, out_shape[1], strict=True))
-
-
 define(
     "fused_all_gather_scaled_matmul",
     "(Tensor A, Tensor[] Bs, Tensor A_scale, Tensor[] B_scales, int gather_dim, str group_name, "
@@ -236,5 +231,5 @@ define(
     fake=_fake,
     setup_context=keep_nothing,
     backward=without_gradient("fused_all_gather_scaled_matmul", "fused_all_gather_matmul"),
-    flop=_flop,
+    flop=flop.of_gathered_products,
 )

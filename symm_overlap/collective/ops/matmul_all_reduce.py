@@ -30,6 +30,7 @@ from ..exchange import Call, Peers, exchange_of
 from ..parts.rows import RowProducts
 from ..parts.scattered import matrix
 from ..problem import OPS, OpKind, Problem, problem
+from . import flop
 from .matmul_reduce_scatter import product_shape, summands
 from .product import product
 
@@ -116,11 +117,6 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return grad_A, grad_B, None, None, *(gradient(needed, grad) for needed in ctx.needs_input_grad[4:])
 
 
-def _flop(A: Any, B: Any, *_: Any, **__: Any) -> int:
-    """Return 2 * rows * columns * contracted size."""
-    return int(2 * prod(A) * B[1])
-
-
 define(
     "fused_matmul_all_reduce",
     "(Tensor A, Tensor B, str reduce_op, str group_name, Tensor? bias=None) -> Tensor",
@@ -130,5 +126,5 @@ define(
     backward=_backward,
     repeatable=True,
     multiplies=True,
-    flop=_flop,
+    flop=flop.of_product,
 )

@@ -43,6 +43,7 @@ from ..exchange import Call, Peers, exchange_of
 from ..parts.scattered import ScatteredProducts, matrix
 from ..problem import OPS, Arguments, OpKind, Problem, problem
 from ..sum_dtypes import SumDtypes, sum_dtypes
+from . import flop
 from .product import product_of_rows
 
 OPS["matmul_reduce_scatter"] = OpKind(multiplies=True, fused=True)
@@ -240,11 +241,6 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return grad_A, grad_B, None, None, None, *(gradient(needed, gathered) for needed in needs_bias)
 
 
-def _flop(A: Any, B: Any, *_: Any, **__: Any) -> int:
-    """Return 2 * rows * columns * contracted size."""
-    return int(2 * prod(A) * B[1])
-
-
 define(
     "fused_matmul_reduce_scatter",
     "(Tensor A, Tensor B, str reduce_op, int scatter_dim, str group_name, Tensor? bias=None) -> Tensor",
@@ -254,5 +250,5 @@ define(
     backward=_backward,
     repeatable=True,
     multiplies=True,
-    flop=_flop,
+    flop=flop.of_product,
 )

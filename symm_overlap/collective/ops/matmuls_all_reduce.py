@@ -23,6 +23,7 @@ from ..exchange import Call, Peers, exchange_of
 from ..parts.rows import RowSums
 from ..parts.scattered import matrix
 from ..problem import Problem, problem
+from . import flop
 from .matmul_reduce_scatter import summands
 from .matmuls_reduce_scatter import require_summands
 from .product import product
@@ -103,11 +104,6 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return grad_As, grad_Bs, grad if ctx.added else None, None, None, *grad_biases
 
 
-def _flop(As: Any, Bs: Any, *_: Any, **__: Any) -> int:
-    """Return 2 * rows * columns * contracted size, summed over the products."""
-    return sum(2 * prod(A) * int(B[1]) for A, B in zip(As, Bs, strict=True))
-
-
 define(
     "fused_matmuls_all_reduce",
     "(Tensor[] As, Tensor[] Bs, Tensor? addend, str reduce_op, str group_name, Tensor[]? biases=None) -> Tensor",
@@ -117,5 +113,5 @@ define(
     backward=_backward,
     repeatable=True,
     multiplies=True,
-    flop=_flop,
+    flop=flop.of_products,
 )

@@ -15,7 +15,6 @@ can be in half precision is sent as it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import torch
@@ -33,6 +32,7 @@ from ..biases import Biases, gradients, one_each, require_biases
 from ..dispatch.registration import define, size_of_group
 from ..exchange import Peers
 from ..sum_dtypes import SumDtypes, sum_dtypes
+from . import flop
 from .matmul_reduce_scatter import Scattered, describe_scatter, product_shape, scatter_sum, scattered_shape
 from .product import product, product_of_rows
 
@@ -173,11 +173,6 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return grad_As, grad_Bs, None if dtype is None else whole, None, None, None, *grad_biases
 
 
-def _flop(As: Any, Bs: Any, *_: Any, **__: Any) -> int:
-    """Return 2 * rows * columns * contracted size, summed over the products."""
-    return sum(2 * prod(A) * int(B[1]) for A, B in zip(As, Bs, strict=True))
-
-
 define(
     "fused_matmuls_reduce_scatter",
     "(Tensor[] As, Tensor[] Bs, Tensor? addend, str reduce_op, int scatter_dim, str group_name, "
@@ -188,5 +183,5 @@ define(
     backward=_backward,
     repeatable=True,
     multiplies=True,
-    flop=_flop,
+    flop=flop.of_products,
 )

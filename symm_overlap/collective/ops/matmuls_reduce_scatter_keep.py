@@ -20,7 +20,6 @@ Example: ``Y, (product,), _ = torch.ops.symm_overlap.fused_matmuls_reduce_scatte
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import torch
@@ -32,6 +31,7 @@ from ..dispatch.registration import define, size_of_group
 from ..exchange import Call, Peers, exchange_of
 from ..parts.kept import KeptProducts
 from ..parts.scattered import matrix
+from . import flop
 from .matmul_reduce_scatter import Scattered, describe_scatter, scattered_shape
 from .matmuls_reduce_scatter import require_sum
 from .product import product, product_of_rows
@@ -175,11 +175,6 @@ def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return other if one is None else one if other is None else one + other
 
 
-def _flop(As: Any, Bs: Any, *_: Any, **__: Any) -> int:
-    """Return 2 * rows * columns * contracted size, summed over the products."""
-    return sum(2 * prod(A) * int(B[1]) for A, B in zip(As, Bs, strict=True))
-
-
 define(
     "fused_matmuls_reduce_scatter_keep",
     "(Tensor[] As, Tensor[] Bs, Tensor? addend, str reduce_op, int scatter_dim, str group_name, "
@@ -189,5 +184,5 @@ define(
     setup_context=_setup_context,
     backward=_backward,
     multiplies=True,
-    flop=_flop,
+    flop=flop.of_products,
 )

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +25,7 @@ from ..dispatch.functional import functional
 from ..dispatch.registration import define
 from ..exchange import Peers
 from ..scaled import ScaledMatmul, Weight, keep_nothing, without_gradient
+from . import flop
 from .scaled_matmuls_reduce_scatter import fake_scaled_sum, scatter_scaled_sum
 
 
@@ -150,11 +150,6 @@ def _fake(
     return fake_scaled_sum(world, [product], None, reduce_op, orig_scatter_dim)[0]
 
 
-def _flop(A: Any, B: Any, *_: Any, **__: Any) -> int:
-    """Return 2 * rows * columns * contracted size."""
-    return int(2 * prod(A) * B[1])
-
-
 define(
     "fused_scaled_matmul_reduce_scatter",
     "(Tensor A, Tensor B, Tensor A_scale, Tensor B_scale, str reduce_op, int orig_scatter_dim, "
@@ -164,5 +159,5 @@ define(
     fake=_fake,
     setup_context=keep_nothing,
     backward=without_gradient("fused_scaled_matmul_reduce_scatter", "fused_matmul_reduce_scatter"),
-    flop=_flop,
+    flop=flop.of_product,
 )

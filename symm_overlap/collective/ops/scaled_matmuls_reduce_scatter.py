@@ -32,6 +32,7 @@ from ..parts.scaled import ScatteredScaledProducts
 from ..parts.scattered import matrix
 from ..problem import OPS, OpKind, problem
 from ..scaled import ScaledMatmul, keep_nothing, require_multiplies, weights_of, without_gradient
+from . import flop
 from .matmul_reduce_scatter import Scattered, scattered_shape, summands
 
 OPS["scaled_matmul_reduce_scatter"] = OpKind(multiplies=True, scaled=True, fused=True)
@@ -178,11 +179,6 @@ def _fake(world: int, *arguments: Any) -> Tensor:
     return fake_scaled_sum(world, *scaled_sum(*arguments))[0]
 
 
-def flop(As: Any, Bs: Any, *_: Any, **__: Any) -> int:
-    """Return 2 * rows * columns * contracted size, summed over the products."""
-    return sum(2 * prod(A) * int(B[1]) for A, B in zip(As, Bs, strict=True))
-
-
 ARGUMENTS = (
     "(Tensor[] As, Tensor[] Bs, Tensor[] A_scales, Tensor[] B_scales, Tensor?[] biases, Tensor?[] result_scales, "
     "Tensor? addend, str reduce_op, int scatter_dim, str group_name, ScalarType out_dtype, bool[] use_fast_accum"
@@ -195,5 +191,5 @@ define(
     fake=_fake,
     setup_context=keep_nothing,
     backward=without_gradient("fused_scaled_matmuls_reduce_scatter", "fused_matmuls_reduce_scatter"),
-    flop=flop,
+    flop=flop.of_products,
 )

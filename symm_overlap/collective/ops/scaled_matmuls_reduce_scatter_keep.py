@@ -25,12 +25,12 @@ from typing import Any
 from ..dispatch.registration import define
 from ..exchange import Peers
 from ..scaled import keep_nothing, without_gradient
+from . import flop
 from .matmuls_reduce_scatter_keep import require_kept
 from .scaled_matmuls_reduce_scatter import (
     ARGUMENTS,
     Outputs,
     fake_scaled_sum,
-    flop,
     scaled_sum,
     scatter_scaled_sum,
 )
@@ -57,5 +57,5 @@ define(
     fake=_fake,
     setup_context=keep_nothing,
     backward=without_gradient(NAME, "fused_matmuls_reduce_scatter_keep"),
-    flop=flop,
+    flop=flop.of_products,
 )
