@@ -84,12 +84,18 @@ def reduction_plan(
     return planner(rank, world, in_place=in_place, **how, **arguments)
 
 
+def fused_plan(problem: Problem, choice: Choice, rank: int, **arguments: bool) -> Plan:
+    """Return the plan of a call on the path "fused". Further arguments are the planner's own."""
+    planner = _FUSED[problem.op_kind.gathers, problem.op_kind.replicates]
+    streams = {"stream": choice.compute[0], "copy": choice.copy, "copies": choice.copies}
+    return planner(rank, problem.world, chunks=choice.chunks, **streams, **arguments)
+
+
 def planned(problem: Problem, choice: Choice, rank: int = 0) -> Plan:
     """Return a rank's plan for a call in chunks that needs nothing except its result."""
     op_kind = problem.op_kind
     if choice.path == "fused":
-        streams = {"stream": choice.compute[0], "copy": choice.copy, "copies": choice.copies}
-        return _FUSED[op_kind.gathers, op_kind.replicates](rank, problem.world, chunks=choice.chunks, **streams)
+        return fused_plan(problem, choice, rank)
     if op_kind.gathers:
         multiplies = op_kind.multiplies
         accumulate = multiplies and problem.last and not op_kind.moves_weight

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from ....plan import Plan, Step, Table
 from ....runtime import Work
+from ...choosing.plans import fused_plan
 from ...layouts import PartsLayout
-from ...planners import fused_all_gather_matmul, one_launch
+from ...planners import one_launch
 from ..call import Call
 from ..planned.gather import Gather
 from .flagged import FlaggedKernel, Operands
@@ -32,20 +33,8 @@ class FusedGather(FusedRun, Gather):
 
     def plan_of(self, call: Call, keep: bool, consume: bool, accumulate: bool) -> Plan:
         """See `Gather.plan_of`."""
-        choice = call.choice
-        return one_launch(
-            fused_all_gather_matmul(
-                call.rank,
-                call.world,
-                chunks=choice.chunks,
-                stream=choice.compute[0],
-                copy=choice.copy,
-                copies=choice.copies,
-                keep=keep,
-                symmetric=call.symmetric,
-                announce_offset=call.backend.traits.announces_offset,
-            )
-        )
+        announced = {"symmetric": call.symmetric, "announce_offset": call.backend.traits.announces_offset}
+        return one_launch(fused_plan(call.problem, call.choice, call.rank, keep=keep, **announced))
 
     def steps(self) -> Table:
         """See `Run.steps`."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ....plan import Plan, Region, Step, Table
+from ....plan import Region, Step, Table
 from ....runtime import Sum, Work, carry_out
+from ...choosing.plans import fused_plan
 from ...parts.protocol import Producer
-from ...planners import fused_matmul_all_reduce, fused_matmul_reduce_scatter, one_launch
+from ...planners import one_launch
 from ..bounds import bounds, piece_rows
 from ..call import Call
 from .flagged import FlaggedKernel, Operands
@@ -23,7 +24,6 @@ class _FusedReduction(FusedRun):
     """The base class of both reductions.
 
     Args:
-        planner: the function that returns the plan.
         producer: a producer that `matmuls.can_produce` accepts.
         output: (rows, columns), contiguous.
         total: the number of rows of the product, which are divided among ranks. It need not be a multiple of the world
@@ -35,7 +35,6 @@ class _FusedReduction(FusedRun):
     def __init__(
         self,
         call: Call,
-        planner: Callable[..., Plan],
         producer: Any,
         output: Tensor,
         total: int,
@@ -45,14 +44,12 @@ class _FusedReduction(FusedRun):
         self.output, self.average, columns = output, average, output.shape[1]
         self.dtype = dtype or output.dtype
         self.kernel = FlaggedKernel(call, "matmul_reduce_scatter", total, columns)
-        choice, plans = call.choice, call.route.plans
+        plans = call.route.plans
         plan = plans.get("fused")
         if plan is None:
-            streams = {"stream": choice.compute[0], "copy": choice.copy, "copies": choice.copies}
-            planned = planner(call.rank, call.world, chunks=choice.chunks, **streams)
-            plan = plans["fused"] = one_launch(planned)
+            plan = plans["fused"] = one_launch(fused_plan(call.problem, call.choice, call.rank))
         self.parts = bounds(total, call.world)
-        self.cut = bounds(self.parts[1], choice.chunks)
+        self.cut = bounds(self.parts[1], call.choice.chunks)
         self.product = output.new_empty(total, columns, dtype=self.dtype)
         self.matmul = matmul_of(call, producer, self.product)
         unit = self.cut[1] * columns * self.dtype.itemsize
@@ -99,7 +96,7 @@ class FusedScatterReduction(_FusedReduction):
 
     def __init__(self, call: Call, producer: Producer, output: Tensor, average: bool) -> None:
         total = call.world * output.shape[0]
-        super().__init__(call, fused_matmul_reduce_scatter, producer, output, total, average, producer.dtype)
+        super().__init__(call, producer, output, total, average, producer.dtype)
 
     def view(self, region: Region) -> Tensor:
         """See `Run.view`."""
@@ -112,4 +109,4 @@ class FusedAllReduction(_FusedReduction):
     """See `symm_overlap.collective.exchange.fused.all_reduce`."""
 
     def __init__(self, call: Call, producer: Any, output: Tensor, average: bool) -> None:
-        super().__init__(call, fused_matmul_all_reduce, producer, output, output.shape[0], average)
+        super().__init__(call, producer, output, output.shape[0], average)
