@@ -67,12 +67,12 @@ class Settings:
     @cached_property
     def routing(self) -> tuple[Any, ...]:
         """The settings that decide how a call is carried out, besides the environment. Routes are looked up by them."""
-        return *self.forced, self.lane_index, self.compare
+        return self.path, self.chunks, self.streams, self.span, self.order, self.lane_index, self.compare
 
     @property
     def forced(self) -> tuple[Any, ...]:
-        """The settings that must be the same on all ranks: path, chunks, streams, span, order."""
-        return self.path, self.chunks, self.streams, self.span, self.order
+        """The settings that must be the same on all ranks: forced path, chunks, streams, span, order."""
+        return self.forced_path, self.chunks, self.streams, self.span, self.order
 
     @cached_property
     def lane_index(self) -> int:

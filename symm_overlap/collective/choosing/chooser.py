@@ -65,9 +65,8 @@ def choose(
     Raises:
         ValueError: the forced path cannot run here, SYMM_OVERLAP_PATH names no path, or there are too many ranks.
     """
-    forced = settings.forced_path, settings.chunks, settings.streams, settings.span
-    in_order = settings.order != "any"
-    return _choose(problem, *forced, settings.lane_index, in_order, direct, fake, device, tuned)
+    *forced, order = settings.forced
+    return _choose(problem, *forced, settings.lane_index, order != "any", direct, fake, device, tuned)
 
 
 def choose_in_group(

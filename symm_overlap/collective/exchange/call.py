@@ -128,7 +128,7 @@ def place_of(shard: Tensor, state: GroupState) -> tuple[int, int]:
 def _find_route(peers: Peers, problem: Problem, device: torch.device, place: tuple[int, int]) -> Route:
     """Return the route for the first call of its kind. With checking, first compare the call with the peers' calls."""
     state, settings, backend = peers.state, peers.settings, backend_of(problem.device)
-    forced = settings.forced_path, *settings.forced[1:]
+    forced = settings.forced
     lane, direct, digest = None, True, 0
     if not state.alone:
         lane = state.lane(peers.group, device, settings.lane_index)
@@ -154,7 +154,7 @@ def _find_route(peers: Peers, problem: Problem, device: torch.device, place: tup
 
 def _compare(peers: Peers, lane: Lane, problem: Problem, place: tuple[int, int]) -> None:
     lane.require_in_step()
-    forced = peers.settings.forced_path, *peers.settings.forced[1:]
+    forced = peers.settings.forced
     prefix = "" if peers.settings.needs is None else "prepare: "
     compare_calls(peers, lane, lambda: prefix + _describe(problem, place, *forced))
 
