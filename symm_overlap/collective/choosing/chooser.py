@@ -32,7 +32,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...runtime import TRAITS, Device, DeviceCosts, GroupState, Traits, costs_of
 from ...settings import Settings
@@ -65,8 +65,7 @@ def choose(
     Raises:
         ValueError: the forced path cannot run here, SYMM_OVERLAP_PATH names no path, or there are too many ranks.
     """
-    *forced, order = settings.forced
-    return _choose(problem, *forced, settings.lane_index, order != "any", direct, fake, device, tuned)
+    return _choose(problem, settings.forced, settings.lane_index, direct, fake, device, tuned)
 
 
 def choose_in_group(
@@ -88,8 +87,17 @@ def choose_in_group(
     return choose(problem, settings, direct=direct, fake=fake, device=known, tuned=tuned)
 
 
-class _ExchangeTraits(NamedTuple):
-    """What decides which exchange carries out a path.
+class _Forced(NamedTuple):
+    """What the caller forces; None is left to the chooser. See `symm_overlap.force_path`."""
+
+    path: str | None
+    chunks: int | None
+    streams: int | None
+    span: int | None
+
+
+class _Conditions(NamedTuple):
+    """The conditions under which a call runs.
 
     Attributes:
         lane: the lane of the call.
@@ -102,59 +110,87 @@ class _ExchangeTraits(NamedTuple):
     direct: bool
 
 
+class _Pick(NamedTuple):
+    """A path that was picked, and why. See `Choice` for the attributes.
+
+    A number is None if only the path was picked.
+    """
+
+    path: str
+    chunks: int | None
+    span: int | None
+    reason: str
+    predictions: tuple[Prediction, ...] = ()
+    model: str = ""
+    doubt: str = ""
+
+
 @lru_cache(maxsize=4096)
 def _choose(
     problem: Problem,
-    path: str | None,
-    chunks: int | None,
-    streams: int | None,
-    span: int | None,
+    settings: tuple[Any, ...],
     lane: int,
-    in_order: bool,
     direct: bool,
     fake: bool,
     device: Device,
     tuned: Tuned | None,
 ) -> Choice:
+    """See `choose`. ``settings``: `Settings.forced`."""
     if problem.world == 1:
         return Choice("single", "single", "world size 1: there is no peer to communicate with")
     traits = TRAITS[problem.device]
     _require_summable(problem, traits)
-    reason, model, doubt = "forced", "", ""
-    predictions: tuple[Prediction, ...] = ()
+    costs = costs_of(traits.costs, device) if traits.costs else None
+    *wanted, order = settings
+    forced, conditions = _Forced(*wanted), _Conditions(lane, order != "any", direct)
+    pick = _pick(problem, traits, costs, forced, conditions, device, tuned)
+    path, chunks, whole = pick.path, pick.chunks, pick.path == "sequential"
+    if path == "c10d" and chunks is None:
+        whole = not problem.op_kind.multiplies or problem.rows < traits.fewest_rows
+        chunks = 2 if problem.rows >= 2 * traits.fewest_rows else 1
+    candidate = Candidate(path, 1 if whole or chunks is None else chunks, pick.span or 1)
+    arranged = _arranged(problem, traits, candidate, forced.streams, conditions, costs)
+    if arranged.exchange == "c10d" and not fake:
+        _require_lane_of_library(problem, traits, path, lane, pick.reason)
+    found = replace(
+        arranged, reason=pick.reason, whole=whole, predictions=pick.predictions, model=pick.model, doubt=pick.doubt
+    )
+    return replace(found, exchange="fake", one_shot=False) if fake else found
+
+
+def _pick(
+    problem: Problem,
+    traits: Traits,
+    costs: DeviceCosts | None,
+    forced: _Forced,
+    conditions: _Conditions,
+    device: Device,
+    tuned: Tuned | None,
+) -> _Pick:
+    """Pick a path by the best available knowledge. ``costs``: those of the device, if they are known."""
+    direct, reason, (path, chunks, _, span) = conditions.direct, "forced", forced
     if path in ("pipelined", "fused") and not direct:
         raise ValueError(
             f"the path {path!r} is forced, but these ranks cannot reach each other's memory; allowed here is 'c10d'"
         )
     if path == "fused" and not problem.fusible:
         path, reason = "pipelined", "'fused' is forced, but there is no kernel for this"
-    free = (path, chunks, streams, span) == (None, None, None, None)
-    costs = costs_of(traits.costs, device) if traits.costs else None
-    exchange_traits = _ExchangeTraits(lane, in_order, direct)
-    best = tuned.best(lambda each: possible(each, problem, direct)) if tuned is not None and free else None
-    if best is not None:
-        (path, chunks, span), reason = best, str(tuned)
-    elif path is None and not direct:
-        path, reason = "c10d", "the ranks are on several hosts, or cannot map each other's memory"
-    elif costs is not None and (path is None or (path in ("pipelined", "fused") and chunks is None)):
-        predictions = _predictions(problem, traits, costs, path, chunks, streams, span, exchange_traits)
+    if tuned is not None and forced == _Forced(None, None, None, None):
+        best = tuned.best(lambda each: possible(each, problem, direct))
+        if best is not None:
+            return _Pick(*best, str(tuned))
+    if path is None and not direct:
+        return _Pick("c10d", chunks, span, "the ranks are on several hosts, or cannot map each other's memory")
+    if costs is not None and (path is None or (path in ("pipelined", "fused") and chunks is None)):
+        predictions = _predictions(problem, traits, costs, forced._replace(path=path), conditions)
         doubt = "" if path == "fused" or not problem.fusible else doubt_of_fused(problem, costs, device)
         allowed = [each for each in predictions if not (doubt and each.path == "fused")]
         least = quickest(allowed)
         reason = compared(least, allowed) if path is None else reason
-        (path, chunks, span), model = least.candidate, str(Device(costs.name, device.stream_waits))
-    elif path is None:
+        return _Pick(*least.candidate, reason, predictions, str(Device(costs.name, device.stream_waits)), doubt)
+    if path is None:
         path, reason = _by_thresholds(problem, traits)
-    whole = path == "sequential"
-    if path == "c10d" and chunks is None:
-        whole = not problem.op_kind.multiplies or problem.rows < traits.fewest_rows
-        chunks = 2 if problem.rows >= 2 * traits.fewest_rows else 1
-    candidate = Candidate(path, 1 if whole or chunks is None else chunks, span or 1)
-    arranged = _arranged(problem, traits, candidate, streams, exchange_traits, costs)
-    if arranged.exchange == "c10d" and not fake:
-        _require_lane_of_library(problem, traits, path, lane, reason)
-    found = replace(arranged, reason=reason, whole=whole, predictions=predictions, model=model, doubt=doubt)
-    return replace(found, exchange="fake", one_shot=False) if fake else found
+    return _Pick(path, chunks, span, reason)
 
 
 def _arranged(
@@ -162,14 +198,14 @@ def _arranged(
     traits: Traits,
     candidate: Candidate,
     streams: int | None,
-    exchange_traits: _ExchangeTraits,
+    conditions: _Conditions,
     costs: DeviceCosts | None,
 ) -> Choice:
     """Return a candidate with its streams and its exchange. ``costs``: those of the device, if they are known."""
     path, whole = candidate.path, candidate.path == "sequential"
     # A part is never cut into more pieces than it has rows.
     chunks = min(candidate.chunks, max(1, problem.rows))
-    exchange = _exchange(problem, traits, path, *exchange_traits)
+    exchange = _exchange(problem, traits, path, conditions)
     if path == "fused":
         return Choice(path, exchange, "", chunks, copy="copy", copies=copy_streams(problem, costs))
     if streams is None or whole:
@@ -190,29 +226,21 @@ def _arranged(
 
 
 def _predictions(
-    problem: Problem,
-    traits: Traits,
-    costs: DeviceCosts,
-    path: str | None,
-    chunks: int | None,
-    streams: int | None,
-    span: int | None,
-    exchange_traits: _ExchangeTraits,
+    problem: Problem, traits: Traits, costs: DeviceCosts, forced: _Forced, conditions: _Conditions
 ) -> tuple[Prediction, ...]:
     """Return the predicted times: first of the plain way, then of the others, with more chunks, or matmuls of more
     parts, as long as they help.
     """
+    path, chunks, streams, span = forced
     paths = (path,) if path is not None else ("pipelined", "fused") if problem.fusible else ("pipelined",)
     found: list[Prediction] = []
     if path is None:
-        whole = _arranged(problem, traits, Candidate("sequential"), streams, exchange_traits, costs)
-        found.append(predict(problem, costs, whole, in_order=exchange_traits.in_order))
+        whole = _arranged(problem, traits, Candidate("sequential"), streams, conditions, costs)
+        found.append(predict(problem, costs, whole, in_order=conditions.in_order))
     for ladder in (ladder for each in paths for ladder in ladders(problem, each, chunks, span)):
         last = math.inf
         for candidate in ladder:
-            found.append(
-                predict(problem, costs, _arranged(problem, traits, candidate, streams, exchange_traits, costs))
-            )
+            found.append(predict(problem, costs, _arranged(problem, traits, candidate, streams, conditions, costs)))
             if found[-1].total >= last:
                 break
             last = found[-1].total
@@ -251,16 +279,16 @@ def _fits_one_shot(problem: Problem, traits: Traits) -> bool:
     return problem.op_kind.replicates and nbytes <= traits.most_bytes_in_one_shot
 
 
-def _exchange(problem: Problem, traits: Traits, path: str, lane: int, in_order: bool, direct: bool) -> str:
+def _exchange(problem: Problem, traits: Traits, path: str, conditions: _Conditions) -> str:
     if path == "fused":
         return "fused"
     # The vendor's library runs collectives that no matmul hides, with two exceptions. It knows nothing of other lanes.
     # And it does not sum in rank order. A kernel of ours does, if the partial results are in symmetric memory: products
     # are written there anyway, and inputs that are not multiplied are copied there if they are not too large.
     few = problem.op_kind.multiplies or problem.world * problem.share <= traits.most_bytes_in_one_launch
-    ours = not problem.op_kind.gathers and in_order and few
-    whole = path == "sequential" and (not traits.library_collectives or lane > 0 or ours)
-    return "planned" if direct and (path == "pipelined" or whole) else "c10d"
+    ours = not problem.op_kind.gathers and conditions.in_order and few
+    whole = path == "sequential" and (not traits.library_collectives or conditions.lane > 0 or ours)
+    return "planned" if conditions.direct and (path == "pipelined" or whole) else "c10d"
 
 
 def _require_lane_of_library(problem: Problem, traits: Traits, path: str, lane: int, reason: str) -> None:
