@@ -117,8 +117,8 @@ def in_reach(facts: Sequence[dict[str, Any]]) -> bool:
         RuntimeError: see `direct_access`.
     """
     for rank, fact in enumerate(facts):
-        if fact.get("comparing", False) != facts[0].get("comparing", False):
-            on, off = (0, rank) if facts[0].get("comparing") else (rank, 0)
+        if fact["comparing"] != facts[0]["comparing"]:
+            on, off = (0, rank) if facts[0]["comparing"] else (rank, 0)
             raise RuntimeError(
                 f"rank {on} compares calls (SYMM_OVERLAP_CHECK=1) and rank {off} does not: set it to the same "
                 "value on every rank"

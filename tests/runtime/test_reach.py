@@ -120,10 +120,11 @@ def test_a_folder_without_nameless_files_is_named(monkeypatch: pytest.MonkeyPatc
 
 def test_ranks_are_in_reach_when_each_reaches_the_memory_of_each() -> None:
     """Ranks are in reach of each other if all are on one host and each can access every rank's memory."""
-    cpu = {"host": "a", "memory": "shared", "reaches": ["shared"], "shares": True}
+    equal = {"host": "a", "comparing": False}
+    cpu = {**equal, "memory": "shared", "reaches": ["shared"], "shares": True}
     assert in_reach([cpu, cpu])
     assert not in_reach([cpu, {**cpu, "host": "b"}])
-    gpus = [{"host": "a", "memory": f"gpu{own}", "reaches": ["gpu0", "gpu1"], "shares": False} for own in range(2)]
+    gpus = [{**equal, "memory": f"gpu{own}", "reaches": ["gpu0", "gpu1"], "shares": False} for own in range(2)]
     assert in_reach(gpus)
     alone = [{**gpu, "reaches": [gpu["memory"]]} for gpu in gpus]  # each process sees only its own GPU
     assert not in_reach(alone)
@@ -131,7 +132,7 @@ def test_ranks_are_in_reach_when_each_reaches_the_memory_of_each() -> None:
 
 
 def test_ranks_on_one_gpu_are_in_reach_only_if_torch_lets_them_share_it() -> None:
-    gpu = {"host": "a", "memory": "gpu0", "reaches": ["gpu0"], "shares": True}
+    gpu = {"host": "a", "comparing": False, "memory": "gpu0", "reaches": ["gpu0"], "shares": True}
     assert in_reach([gpu, gpu])
     assert not in_reach([gpu, {**gpu, "shares": False}])
 

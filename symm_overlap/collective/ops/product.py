@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...runtime import backend_of
+from ...runtime import TRAITS, backend_of
 from ..biases import gradient
 from ..dispatch.autograd import factors_to_keep
 from ..dispatch.registration import library
@@ -54,7 +54,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 library.define("_product(Tensor a, Tensor b, Tensor? bias=None) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-for key in ("CPU", "CUDA"):
-    library.impl("_product", _eager, key)
+for device in TRAITS:
+    library.impl("_product", _eager, device.upper())
 torch.library.register_fake("symm_overlap::_product", _fake, lib=library)
 torch.library.register_autograd("symm_overlap::_product", _backward, setup_context=_setup_context, lib=library)

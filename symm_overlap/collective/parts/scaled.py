@@ -135,7 +135,7 @@ class ScatteredScaledProducts(DescribedParts, Producer):
         self.variant = tuple(cut.weight.variant for cut in self.cut)
 
     @property
-    def one_matmul(self) -> tuple[Tensor, Tensor, Weight] | None:
+    def only_factors(self) -> tuple[Tensor, Tensor, Weight] | None:
         """The rows in rank order, their scales, and the weight, if the parts are rows of one product and nothing else
         is kept.
         """

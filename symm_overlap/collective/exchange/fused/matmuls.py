@@ -45,7 +45,7 @@ def can_produce(call: Call, producer: Producer | RowProducer) -> bool:
         return producer.is_one_matmul
     if isinstance(producer, RowProducts):
         return True
-    found = producer.one_matmul if isinstance(producer, ScatteredScaledProducts) else None
+    found = producer.only_factors if isinstance(producer, ScatteredScaledProducts) else None
     return found is not None and _can_multiply(call, [found[2]])
 
 
@@ -71,7 +71,7 @@ def matmul_of(
         return Matmul(producer.A, None, Factor(producer.B, product, bias=_contiguous(producer.bias)))
     if isinstance(producer, ScatteredProducts):
         return Matmul(producer.As[0], None, Factor(producer.Bs[0], product, bias=_contiguous(producer.biases[0])))
-    found = producer.one_matmul
+    found = producer.only_factors
     assert found is not None
     rows, row_scale, weight = found
     return Matmul(rows, row_scale.contiguous(), _scaled(call, weight, product))

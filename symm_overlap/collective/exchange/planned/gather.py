@@ -54,7 +54,19 @@ class Gather(Run):
 
     def plan_of(self, call: Call, keep: bool, consume: bool, accumulate: bool) -> Plan:
         """Return the plan of a call; the route keeps it."""
-        return _plan(call, keep, consume, accumulate)
+        traits = call.backend.traits
+        return gather_plan(
+            call.problem,
+            call.choice,
+            call.rank,
+            in_place=traits.in_place,
+            keep=keep,
+            consume=consume,
+            accumulate=accumulate,
+            symmetric=call.symmetric,
+            # All calls that are not symmetric share one plan.
+            announce_offset=traits.announces_offset or not call.symmetric,
+        )
 
     def view(self, region: Region) -> Tensor:
         """See `Run.view`."""
@@ -135,18 +147,3 @@ class Gather(Run):
             self.consumer.whole(self.gathered)
         else:  # the regions after the shards hold the announced offsets
             self.consumer.shards([self.at(region) for region in step.reads[: self.call.world]])
-
-
-def _plan(call: Call, keep: bool, consume: bool, accumulate: bool) -> Plan:
-    return gather_plan(
-        call.problem,
-        call.choice,
-        call.rank,
-        in_place=call.backend.traits.in_place,
-        keep=keep,
-        consume=consume,
-        accumulate=accumulate,
-        symmetric=call.symmetric,
-        # All calls that are not symmetric share one plan.
-        announce_offset=call.backend.traits.announces_offset or not call.symmetric,
-    )
