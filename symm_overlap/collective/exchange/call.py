@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..._torch import resolve_group
-from ...runtime import GroupState, Lane, backend_of, direct_access, lane_group, rendezvous, state_of
+from ...runtime import GroupState, Lane, NotPreparedError, backend_of, direct_access, lane_group, rendezvous, state_of
 from ...settings import Settings
 from ..choosing.chooser import choose_in_group
 from ..problem import Problem
@@ -92,6 +92,10 @@ class Call:
         """Return the shard of a rank, which begins ``offset`` elements into that rank's symmetric memory."""
         handle = rendezvous(shard, self.peers.group)
         return handle.get_buffer(rank, tuple(shard.shape), shard.dtype, offset)
+
+    def not_prepared(self, error: NotPreparedError) -> NotPreparedError:
+        """Return an error that also says which call needs what is not prepared."""
+        return NotPreparedError(f"{error} {self.problem}")
 
     @contextmanager
     def turn(self) -> Iterator[dist.ProcessGroup]:

@@ -98,7 +98,7 @@ def _require_preparable(call: Call, what: str) -> None:
     try:
         call.lane.workspace.require_preparable(what)
     except NotPreparedError as error:
-        raise NotPreparedError(f"{error} {call.problem}") from None
+        raise call.not_prepared(error) from None
 
 
 def _known(call: Call, name: str, total: int) -> tuple[Place, int, Caller, Machine, Callable[..., None]]:
@@ -142,8 +142,7 @@ class FlagTurn:
         _raise(flags, flags.failure())
         if not self._captured:
             _, captured = _flags[self._lane]
-            if self._count > captured.count:  # a capture can allocate nothing, and this call may be its preparation
-                captured.grow(self._count)
+            captured.grow(self._count)  # a capture can allocate nothing, and this call may be its preparation
         flags.begin(self._count, _SLACK * self.seconds, self._caller)
         try:
             issue((flags.words, flags.status, flags.counters))
@@ -214,8 +213,8 @@ class FlaggedKernel:
         if native is None:
             return None
         if step.chunk is not None:
-            chunk = step.chunk[0] * place.chunks + step.chunk[1]
-            return [RaiseFlag(native, chunk) if step.kind == "raise" else AwaitFlag(native, chunk)]
+            flag = self._flag(step)
+            return [RaiseFlag(native, flag) if step.kind == "raise" else AwaitFlag(native, flag)]
         from ....kernels.launchable import Launchable, launchable
 
         launches: list[Launchable | None] = []
@@ -253,20 +252,25 @@ class FlaggedKernel:
 
     def up(self, step: Step) -> None:
         """Set the flag of a step's chunk."""
-        assert step.chunk is not None
-        owner, piece = step.chunk
-        self.flags.up(owner * self.place.chunks + piece)
+        self.flags.up(self._flag(step))
 
     def poll(self, step: Step) -> None:
         """Wait until the kernel has set the flag of a step's chunk."""
-        assert step.chunk is not None
-        (owner, piece), seconds = step.chunk, self._seconds
-        if not self.flags.wait(owner * self.place.chunks + piece, seconds):
+        flag, seconds = self._flag(step), self._seconds
+        if not self.flags.wait(flag, seconds):
+            owner, piece = divmod(flag, self.place.chunks)
             raise dist.DistBackendError(
                 f"{self._call.op}: rank {self.place.rank} of {self.place.world}: its own kernel has not computed chunk "
                 f"{piece} for rank {owner} in {seconds:g} s. If it is only slow, raise the limit with "
                 "symm_overlap.timeout(seconds)."
             )
+
+    def _flag(self, step: Step) -> int:
+        """Return the flag of a step's chunk."""
+        assert step.chunk is not None
+        owner, piece = step.chunk
+        flag: int = owner * self.place.chunks + piece
+        return flag
 
     def watched(self, table: Table) -> Table:
         """Return ``table`` with every function wrapped, so that a step that fails also ends the waits of the kernel."""

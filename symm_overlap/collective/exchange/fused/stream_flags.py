@@ -54,8 +54,7 @@ class StreamFlags(Flags):
 
     def begin(self, count: int, seconds: float, caller: Caller) -> None:
         """See `Flags.begin`."""
-        if count > self.count:
-            self.grow(count)
+        self.grow(count)
         self.native.begin(self._callers.setdefault(caller, len(self._callers)))
         self.seconds = seconds
 

@@ -95,7 +95,7 @@ class Run:
                 by_kernels=meets_in_kernels(self.plan),
             )
         except NotPreparedError as error:
-            raise NotPreparedError(f"{error} {call.problem}") from None
+            raise call.not_prepared(error) from None
         self.ran = bool(ran)
         record_run(self)
         if not ran:
