@@ -14,7 +14,7 @@ from .products import present
 class RowProducts(DescribedRows):
     """``A @ B + bias``."""
 
-    def __init__(self, backend: Backend, A: Tensor, B: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, backend: Backend, A: Tensor, B: Tensor, bias: Tensor | None) -> None:
         self.backend, self.A, self.B, self.bias = backend, A, B, bias
         self.operands = (A, B) if bias is None else (A, B, bias)
 

@@ -20,7 +20,7 @@ class Factors(NamedTuple):
 
     A: Operand
     B: Operand
-    bias: Operand | None = None
+    bias: Operand | None
 
     def product(self, out: Operand, add: bool = False) -> Multiply:
         """Return the work that writes the product to ``out``, or adds it."""

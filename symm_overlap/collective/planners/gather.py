@@ -9,7 +9,7 @@ from .kinds import ANNOUNCE, CONSUME, PUBLISH
 _DONE = 2  # the channel of signals that a symmetric input has been read; channels 0 and 1 signal that it is ready
 
 
-def gather_buffers(symmetric: bool, keep: bool, announce_offset: bool = True) -> dict[str, Life]:
+def gather_buffers(symmetric: bool, keep: bool, announce_offset: bool) -> dict[str, Life]:
     """Return the buffers of a plan that gathers."""
     shared = {"workspace": Life.CALL} if not symmetric else {"offset": Life.CALL} if announce_offset else {}
     return {
@@ -39,8 +39,8 @@ class Gather:
         streams: tuple[str, ...],
         in_place: bool,
         symmetric: bool,
+        announce_offset: bool,
         ring: int | None = None,
-        announce_offset: bool = True,
     ) -> None:
         self.plan, self.streams, self.in_place, self.symmetric, self.ring = plan, streams, in_place, symmetric, ring
         self.announce_offset = announce_offset

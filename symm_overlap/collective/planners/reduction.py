@@ -105,7 +105,7 @@ class Reduction:
         plan.add(PRODUCE, stream, reads=[plan.here("input", 0, plan.world)], writes=self._targets(0, plan.world))
         plan.signal(stream, plan.peers, 0, chunk=(plan.rank, 0), label="[partial]")
 
-    def _targets(self, unit: int, count: int = 1) -> list[Region]:
+    def _targets(self, unit: int, count: int) -> list[Region]:
         """Return the regions to which produced chunks are written."""
         buffers = ["workspace", "product"] if self.keep else ["workspace"]
         if count == 1 and unit // self.plan.chunks == self.plan.rank and self.own == "product":
