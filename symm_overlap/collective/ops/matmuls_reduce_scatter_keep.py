@@ -139,26 +139,21 @@ def _backward(
     ctx: Any, grad: Tensor | None, grad_products: Sequence[Tensor | None], grad_total: Tensor | None
 ) -> tuple[Any, ...]:
     As, Bs = ctx.saved_tensors[: ctx.products], ctx.saved_tensors[ctx.products :]
-    dim, ops = ctx.scatter_dim % As[0].dim(), torch.ops.symm_overlap
+    dim = ctx.scatter_dim % As[0].dim()
     needs_As, needs_Bs = (
         any(needed) if isinstance(needed, (list, tuple)) else needed for needed in ctx.needs_input_grad[:2]
     )
     own = {index: each for index, each in zip(ctx.keep, grad_products, strict=True) if each is not None}
-    # If the gathered gradient is the only gradient of a product, the gradient of its left factor is computed with the
-    # gather.
-    plain = [index for index in range(ctx.products) if needs_As and index not in own and grad_total is None]
     grad_As: list[Tensor | None] = [None] * ctx.products
     common = grad_total  # the gradient of the sum, whole
     if grad is not None:
-        if ctx.reduce_op == "avg":
-            grad = grad / size_of_group(ctx.group_name)
-        if plain:
-            factors = [Bs[index].t() for index in plain]
-            gathered, made = ops.fused_all_gather_matmul(grad, factors, dim, ctx.group_name)
-            grad_As = [made[plain.index(index)] if index in plain else None for index in range(ctx.products)]
-        else:
-            gathered = ops.all_gather(grad, dim, ctx.group_name)
-        common = gathered if common is None else common + gathered
+        # If the gathered gradient is the only gradient of a product, the gradient of its left factor is computed with
+        # the gather.
+        plain = [index for index in range(ctx.products) if needs_As and index not in own and grad_total is None]
+        gathered, made = _gathered(ctx, grad, dim, [Bs[index].t() for index in plain])
+        for index, grad_A in zip(plain, made, strict=True):
+            grad_As[index] = grad_A
+        common = _sum(common, gathered)
     grad_Bs: list[Tensor | None] = [None] * ctx.products
     of_products = [_sum(common, own.get(index)) for index in range(ctx.products)]
     for index, (A, B, of_product) in enumerate(zip(As, Bs, of_products, strict=True)):
@@ -169,6 +164,17 @@ def _backward(
                 grad_Bs[index] = product_of_rows(A, of_product, dim)
     grad_biases = (gradients(needed, of_products) for needed in ctx.needs_input_grad[6:])
     return grad_As, grad_Bs, common if ctx.has_addend else None, None, None, None, *grad_biases
+
+
+def _gathered(ctx: Any, grad: Tensor, dim: int, factors: list[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+    """Return the gradient of what every rank summed, and its product with each of ``factors``."""
+    ops = torch.ops.symm_overlap
+    if ctx.reduce_op == "avg":
+        grad = grad / size_of_group(ctx.group_name)
+    if not factors:
+        return ops.all_gather(grad, dim, ctx.group_name), []
+    gathered, products = ops.fused_all_gather_matmul(grad, factors, dim, ctx.group_name)
+    return gathered, products
 
 
 def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
