@@ -27,6 +27,7 @@ from .patterns import (
     Pattern,
     SkipError,
     add_first,
+    bias_first,
     cast_first,
     drop_zeros,
     empty_buckets,
@@ -69,6 +70,7 @@ class OverlapPass(CustomGraphPass):
         unbatch(graph)
         make_plain(graph, self.choices)
         empty_buckets(graph, self.choices)
+        bias_first(graph)
         quantise_first(graph)
         cast_first(graph)
         if self.choices.merge_sums:

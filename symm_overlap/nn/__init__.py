@@ -2,8 +2,8 @@
 
 from .linear import column_parallel
 from .modules import ColumnParallelLinear, RowParallelLinear
+from .prepare import PrepareModuleInput, PrepareModuleInputOutput
 from .sequence import SequenceParallel
-from .shared import PrepareModuleInput, PrepareModuleInputOutput
 from .styles import ColwiseParallel, RowwiseParallel
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""One gather for several linear layers: ``PrepareModuleInput``.
+"""One gather for several linear layers, as the styles of prepare.py need it.
 
 If a module has column-parallel children, such as attention with q, k and v, its input is gathered. The children's
 products are computed in the same exchange, overlap with it, and are kept for the children::
@@ -24,120 +24,16 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Placement, Replicate, parallel
+from torch.distributed.tensor import DTensor, Placement, Replicate
 
 from ..collective import all_gather_matmul
-from ..collective.arguments import group_name
-from .forward import override
 from .gradients import gradient_of_shard, replicated_matmuls
 from .layouts import as_dtensor, dim_of, even_or_whole, is_shard, require_tensor, same
 from .linear import Column, column_of
-from .offer import Offer, with_offers
-from .sharding import require_mesh
+from .offer import Offer
 
 Change = tuple[Placement | None, Placement | None]
 """The layout of an input, and the layout that the module wants. None means that the input stays as it is."""
-
-
-class PrepareModuleInput(parallel.PrepareModuleInput):
-    """Lay out a module's inputs as torch's `PrepareModuleInput` does, and share one gather among its linear layers.
-
-    Equivalent, in plain PyTorch, to ``module(all_gather(x))``. torch gathers first and multiplies afterwards. Here the
-    gather and the products of all ``linears`` are one all-gather-matmul.
-
-    Args:
-        linears: names of submodules that have the style `ColwiseParallel` and are called with the gathered input.
-            Default: all children of the module that have this style and a replicated input. If some of these children
-            are called with another input, name only the others, so that no product is computed in vain. ``()`` names
-            none. A layer of another width or dtype than the input gets no product in any case.
-        contiguous: whether the whole input is contiguous, as torch's is. If it is gathered along another dimension than
-            the first and the module does not need it contiguous, False saves a copy.
-        input_layouts, desired_input_layouts, input_kwarg_layouts, desired_input_kwarg_layouts, use_local_output: as in
-            torch's style. Products are shared if exactly one input has the desired layout ``Replicate()``.
-
-    Raises:
-        ValueError: ``linears`` is given and not exactly one input is gathered, it names a module that does not exist,
-            or the mesh has several dimensions.
-        TypeError: at the first call, if a named module is not column-parallel.
-    """
-
-    def __init__(self, *, linears: Sequence[str] | None = None, contiguous: bool = True, **layouts: Any) -> None:
-        super().__init__(**layouts)
-        self.linears, self.contiguous = linears, contiguous
-        positional, named = self._changes()
-        changes = [*positional, *named.values()]
-        whole = [found for found, wanted in changes if found is not None and isinstance(wanted, Replicate)]
-        if linears and len(whole) != 1:
-            raise ValueError(
-                f"PrepareModuleInput: linears {list(linears)} share one whole input, but {len(whole)} inputs have the "
-                "desired layout Replicate: give exactly one input that layout"
-            )
-        if len(whole) != 1:
-            self.linears = ()
-
-    def _changes(self) -> tuple[tuple[Change, ...], dict[str, Change]]:
-        positional = zip(self.input_layouts or (), self.desired_input_layouts or (), strict=True)
-        wanted = self.desired_input_kwarg_layouts
-        return tuple(positional), {name: (found, wanted.get(name)) for name, found in self.input_kwarg_layouts.items()}
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        require_mesh(device_mesh, "PrepareModuleInput")
-        if hasattr(module, "prepared_input"):
-            raise ValueError(f"PrepareModuleInput: {type(module).__name__} has this style already: apply it once")
-        positional, named = self._changes()
-        linears = None if self.linears is None else tuple(self.linears)
-        for name in linears or ():
-            _require_submodule(module, name)
-        inputs = Inputs(
-            device_mesh, group_name(device_mesh), positional, named, self.use_local_output, linears, self.contiguous
-        )
-        override(module, _forward, prepared_input=inputs, forward_of_prepared=module.forward)
-        return module
-
-
-class PrepareModuleInputOutput(parallel.PrepareModuleInputOutput):
-    """Lay out a module's inputs as `PrepareModuleInput` does, and its outputs as torch's `PrepareModuleOutput` does.
-
-    Equivalent, in plain PyTorch, to ``redistribute(module(all_gather(x)))``, where the gather is shared by the linear
-    layers of the module.
-
-    Args:
-        linears, contiguous: see `PrepareModuleInput`.
-        use_local_input: whether the module gets local tensors as inputs, and not DTensors.
-        input_layouts, desired_input_layouts, input_kwarg_layouts, desired_input_kwarg_layouts, output_layouts,
-            desired_output_layouts, use_local_output: as in torch's style.
-
-    Raises:
-        ValueError, TypeError: see `PrepareModuleInput`.
-    """
-
-    def __init__(
-        self,
-        *,
-        linears: Sequence[str] | None = None,
-        contiguous: bool = True,
-        use_local_input: bool = False,
-        output_layouts: Any,
-        desired_output_layouts: Any,
-        use_local_output: bool = True,
-        **input_layouts: Any,
-    ) -> None:
-        super().__init__(
-            use_local_input=use_local_input,
-            output_layouts=output_layouts,
-            desired_output_layouts=desired_output_layouts,
-            use_local_output=use_local_output,
-            **input_layouts,
-        )
-        self.prepare_module_input = PrepareModuleInput(
-            linears=linears, contiguous=contiguous, use_local_output=use_local_input, **input_layouts
-        )
-
-
-def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
-    inputs: Inputs = module.prepared_input
-    args, kwargs, offers = inputs.prepared(inputs.linears_of(module), args, kwargs)
-    return with_offers(offers, lambda: module.forward_of_prepared(*args, **kwargs))
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,20 +79,32 @@ class Inputs:
     def prepared(
         self, linears: Sequence[nn.Module], args: Any, kwargs: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any], list[Offer]]:
-        """Return the inputs in the layouts that the module wants, and the products of ``linears`` if they share one."""
+        """Return the inputs in the layouts that the module wants, and the products of ``linears`` if they share one.
+
+        A tensor that is several inputs, as in ``attention(x, x)``, is prepared once.
+        """
         if self.positional and len(args) != len(self.positional):
             raise ValueError(
                 "module inputs and input_layouts should have same length! "  # torch's words
                 f"The module got {len(args)} positional inputs, but input_layouts describes {len(self.positional)}: "
                 "name the others in input_kwarg_layouts, or use None for inputs that stay as they are"
             )
-        offers: list[Offer] = []
-        if self.positional:
-            changes = zip(args, self.positional, strict=True)
-            args = tuple(self._one(linears, offers, x, *change) for x, change in changes)
         nothing: Change = (None, None)
-        kwargs = {name: self._one(linears, offers, x, *self.named.get(name, nothing)) for name, x in kwargs.items()}
-        return args, kwargs, offers
+        positional = [*zip(args, self.positional or repeat(nothing), strict=False)]
+        named = {name: (x, self.named.get(name, nothing)) for name, x in kwargs.items()}
+        different: list[tuple[Any, Change]] = []
+        for x, change in (*positional, *named.values()):
+            if not any(x is other and change == its for other, its in different):
+                different.append((x, change))
+        if sum(found is not None and isinstance(wanted, Replicate) for _, (found, wanted) in different) > 1:
+            linears = ()  # nobody knows which of the inputs they are called with
+        offers: list[Offer] = []
+        prepared = [(x, change, self._one(linears, offers, x, *change)) for x, change in different]
+
+        def of(x: Any, change: Change) -> Any:
+            return next(result for other, its, result in prepared if other is x and its == change)
+
+        return tuple(of(*each) for each in positional), {name: of(*each) for name, each in named.items()}, offers
 
     def _one(
         self,
@@ -253,16 +161,6 @@ class Inputs:
             if not self.use_local_output:
                 whole = as_dtensor(whole, self.mesh, Replicate())
         return whole, products
-
-
-def _require_submodule(module: nn.Module, name: str) -> None:
-    try:
-        module.get_submodule(name)
-    except AttributeError:
-        has = ", ".join(child for child, _ in module.named_modules() if child)
-        raise ValueError(
-            f"PrepareModuleInput: linears names {name!r}, and {type(module).__name__} has no such module: it has {has}"
-        ) from None
 
 
 def _path(module: nn.Module, name: str) -> list[nn.Module]:

@@ -2,6 +2,7 @@
 
 from tests.inductor import (
     batch_cases,
+    bias_cases,
     bucket_cases,
     cast_cases,
     kept_cases,
@@ -16,6 +17,7 @@ from tests.inductor.cases import CASES
 __all__ = [
     "CASES",
     "batch_cases",
+    "bias_cases",
     "bucket_cases",
     "cast_cases",
     "kept_cases",

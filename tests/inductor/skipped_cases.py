@@ -135,16 +135,6 @@ def a_matmul_of_integers(world: int, name: str, new: New) -> Any:
     return reduce(new(6, 4).long() @ new(4, 5).long(), name)
 
 
-@skipped("something of another shape or dtype is added to a product before it is reduced")
-def a_row_is_added_before_the_product_is_scattered(world: int, name: str, new: New) -> Any:
-    return scatter(new(4 * world, 4) @ new(4, 5) + new(5), world, name)
-
-
-@skipped("something of another shape or dtype is added to a product before it is reduced")
-def a_row_is_added_before_the_product_is_reduced(world: int, name: str, new: New) -> Any:
-    return reduce((new(6, 4) @ new(4, 5)).view(2, 3, 5) + new(5), name)
-
-
 @skipped("a product is cast to torch.float32 before it is reduced, and the op returns sums of torch.float64")
 def a_cast_to_fewer_bits(world: int, name: str, new: New) -> Any:
     return scatter((new(4 * world, 4).double() @ new(4, 5).double()).float(), world, name)

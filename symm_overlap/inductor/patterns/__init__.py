@@ -6,6 +6,7 @@ from .add_first import add_first
 from .all_gather import AllGather
 from .all_reduce import AllReduce
 from .batch_of_one import unbatch
+from .bias_first import bias_first
 from .bucket import empty_buckets
 from .cast_first import cast_first
 from .forms import make_plain
@@ -19,6 +20,7 @@ __all__ = [
     "Pattern",
     "SkipError",
     "add_first",
+    "bias_first",
     "cast_first",
     "drop_zeros",
     "empty_buckets",
