@@ -238,7 +238,7 @@ def test_the_plan_that_is_timed_is_the_one_that_runs() -> None:
             route=SimpleNamespace(plans={}),
         )
         if described.op_kind.gathers:
-            ran = gather._plan(call, keep=False, consume=True, accumulate=False)
+            ran = gather.Gather.plan_of(None, call, keep=False, consume=True, accumulate=False)
         else:
             planner = reduction.produce_all_reduce if "all_reduce" in op else reduction.produce_reduce_scatter
             ran = reduction._plan(planner, call)

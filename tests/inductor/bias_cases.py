@@ -63,6 +63,21 @@ def one_row_is_added_to_itself(world: int, name: str, new: New) -> Any:
     return reduce((row + row).view(1, 4 * world), name)
 
 
+@fused(1)
+def a_row_of_one_number_is_added(world: int, name: str, new: New) -> Any:
+    return reduce(new(4, 3) @ new(3, 1) + new(1), name)
+
+
+@skipped("something of another shape or dtype is added to a product before it is reduced")
+def a_row_is_added_to_one_number(world: int, name: str, new: New) -> Any:
+    return reduce((new(1, 3) @ new(3, 1)).view(()) + new(1), name)
+
+
+@skipped("something of another shape or dtype is added to a product before it is reduced")
+def a_number_is_added_to_one_number(world: int, name: str, new: New) -> Any:
+    return reduce((new(1, 3) @ new(3, 1)).view(()).view(1, 1) + new(1).view(()), name)
+
+
 @skipped("something of another shape or dtype is added to a product before it is reduced")
 def a_row_is_added_to_a_product_that_is_used_otherwise_too(world: int, name: str, new: New) -> Any:
     product = new(4, 3) @ new(3, 5)

@@ -45,7 +45,8 @@ def fused(run: Callable[..., Any], *inputs: Tensor) -> int:
 def test_rows_that_happen_to_be_as_many_as_columns_stay_dynamic() -> None:
     w, row = torch.ones(8, ROWS), torch.ones(ROWS)
     with fake_group(2) as group:
-        assert fused(lambda x: reduce(x @ w + row, group), marked(ROWS, 8)) == 0
+        assert fused(lambda x: reduce(x @ w + row, group), marked(ROWS, 8)) == 1
+        assert fused(lambda x, y: reduce(x @ w + y, group), marked(ROWS, 8), marked(ROWS, 1)) == 0
         assert fused(lambda x, y: reduce(torch.addmm(y, x, w), group), marked(ROWS, 8), marked(ROWS, ROWS)) == 1
         assert fused(lambda x: reduce(torch.addmm(row, x, w), group), marked(ROWS, 8)) == 1
 
@@ -59,7 +60,8 @@ def test_rows_that_only_the_run_knows() -> None:
         return [whole @ w, whole.relu()]
 
     with fake_group(2) as group, mock.patch.object(torch._dynamo.config, "capture_dynamic_output_shape_ops", True):
-        assert fused(lambda x, chosen: reduce(x[chosen] @ w + row, group), x, chosen) == 0
+        assert fused(lambda x, chosen: reduce(x[chosen] @ w + row, group), x, chosen) == 1
+        assert fused(lambda x, chosen: reduce(x[chosen] @ w + x[chosen][:, :1], group), x, chosen) == 0
         assert fused(lambda x, chosen: reduce(x[chosen] @ w, group), x, chosen) == 1
         assert fused(lambda x, chosen: gathered(x, chosen, group), x, chosen) == 1
 

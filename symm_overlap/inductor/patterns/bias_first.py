@@ -55,17 +55,18 @@ def _sums(node: Node) -> Iterator[_Sum]:
 
 def _found(node: Node, tensor: Any, bias: Any) -> _Sum | None:
     """Return the sum if ``tensor`` is a product that nothing else uses, or a view of one, and ``bias`` fits to it."""
-    views, product, columns = list[Node](), tensor, value(node).shape[-1]
+    views, product = list[Node](), tensor
     while product.target in VIEWS and set(product.users) == {views[0] if views else node}:
         views.insert(0, product)
         product = product.args[0]
     if product.target not in _WITH_BIAS or set(product.users) != {views[0] if views else node} or bias in views:
         return None
-    if matmul_of(product) is None or value(bias).dim() != 1 or not same_strides(value(tensor), value(node)):
+    each, row = (*views, product, bias), value(bias)
+    if matmul_of(product) is None or row.dim() != 1 or any(value(one).dim() == 0 for one in each):
         return None
-    each = (*views, product, bias)
-    fits = all(known(value(one).shape[-1] == columns) and value(one).dtype == value(node).dtype for one in each)
-    return _Sum(product, views, bias, node) if fits else None
+    alike = value(tensor).dim() == value(node).dim() and same_strides(value(tensor), value(node))
+    fits = all(known(value(one).shape[-1] == row.shape[0]) and value(one).dtype == row.dtype for one in (*each, node))
+    return _Sum(product, views, bias, node) if alike and fits else None
 
 
 def _is_reduced(node: Node) -> bool:
