@@ -75,8 +75,8 @@ def _row(call: str, docstring: str) -> str:
 
 def _call(name: str, value: object) -> str:
     """Return a call with the names of its parameters and their defaults, or only the name of what users do not call."""
-    kept = inspect.isclass(value) and issubclass(value, (BaseException, Enum, Generic))
-    if kept or not (inspect.isclass(value) or inspect.isfunction(value) or inspect.ismethod(value)):
+    made_elsewhere = inspect.isclass(value) and issubclass(value, (BaseException, Enum, Generic))  # or a protocol
+    if made_elsewhere or not (inspect.isclass(value) or inspect.isfunction(value) or inspect.ismethod(value)):
         return name
     signature = inspect.signature(value)
     parameters = [

@@ -50,6 +50,14 @@ def the_weight_is_overwritten(world: int, name: str, new: New) -> Any:
     return product, weight.copy_(new(6, 5)).relu()
 
 
+@skipped("something of another shape or dtype is added to a product before it is reduced")
+def a_factor_is_overwritten_before_a_row_is_added(world: int, name: str, new: New) -> Any:
+    x = new(2 * world, 6)
+    product = x @ new(6, 5)
+    after = x.copy_(new(2 * world, 6))
+    return reduce(product + new(5), name), after
+
+
 @skipped("copy_.default writes into a tensor that the fused op would use")
 def a_factor_of_a_sum_is_overwritten(world: int, name: str, new: New) -> Any:
     x = new(2 * world, 6)

@@ -14,9 +14,9 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 from symm_overlap.nn import ColwiseParallel, PrepareModuleInput, RowwiseParallel
 from tests.nn.blocks import HIDDEN, WIDTH
-from tests.nn.reference import equals_whole, values
+from tests.nn.reference import EXACT, equals_whole, mesh_of, values, weighted
 from tests.ranks import Pool, Rank
-from tests.transforms import choices
+from tests.transforms import choices, comparing
 
 
 class Attention(nn.Module):
@@ -69,3 +69,26 @@ def test_one_gather_serves_all_layers(ranks: Pool, how: str, linears: list[str] 
 def test_two_tensors_are_gathered_by_themselves(ranks: Pool, linears: list[str] | None) -> None:
     for calls in ranks.run(2, train, "different", linears):
         assert calls[0] == "matmul_reduce_scatter", calls
+
+
+def compiled(me: Rank) -> list[list[str]]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = parallelize("same", None)(Attention().double(), mesh_of(me))
+    results, ops = [], []
+    with comparing(False):
+        for function in (module, torch.compile(module, backend="aot_eager", fullgraph=True)):
+            x = values((4, 4, WIDTH), me.rank).requires_grad_()
+            with choices() as calls:
+                y = function(x, x)
+                weighted(y, values(tuple(y.shape), 9)).backward()
+            results.append((y.detach(), x.grad))
+            ops.append([op for op, _ in calls])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, **EXACT)
+    return ops
+
+
+def test_one_gather_serves_all_layers_of_a_compiled_module_too(ranks: Pool) -> None:
+    for eager, graph in ranks.run(2, compiled, timeout=120):
+        assert sorted(graph) == sorted(eager)

@@ -7,13 +7,12 @@ the product, as ``addmm`` does. Inductor does the same if there is no view in be
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from torch.fx import Graph, Node
 
 from .._torch import known
-from ..graph import VIEWS, aten, is_tensor, same_strides, step_of, value
+from ..graph import VIEWS, aten, is_tensor, step_of, value
 from ..matmul import matmul_of
 from .all_reduce import AllReduce
 from .casts import is_widening
@@ -36,21 +35,14 @@ class _Sum(NamedTuple):
 def bias_first(graph: Graph) -> None:
     """Replace products and the biases that are added to them by one matmul, before reductions."""
     for node in list(graph.nodes):
-        for found in _sums(node):
-            if _is_reduced(node) and is_unwritten([found.product, *found.product.all_input_nodes, found.bias]):
-                _replace(graph, found)
-                break
-
-
-def _sums(node: Node) -> Iterator[_Sum]:
-    """Yield the ways in which a node is the sum of a product and one number for each column."""
-    if node.target is not aten.add.Tensor or node.kwargs or not all(map(is_tensor, (node, *node.args))):
-        return
-    first, second = node.args
-    for tensor, bias in ((first, second), (second, first)):
-        found = _found(node, tensor, bias)
-        if found is not None:
-            yield found
+        if node.target is not aten.add.Tensor or node.kwargs or not all(map(is_tensor, (node, *node.args))):
+            continue
+        first, second = node.args
+        found = _found(node, first, second) or _found(node, second, first)
+        if found is None or not _is_reduced(node):
+            continue
+        if is_unwritten([found.product, *found.product.all_input_nodes, found.bias]):
+            _replace(graph, found)
 
 
 def _found(node: Node, tensor: Any, bias: Any) -> _Sum | None:
@@ -64,9 +56,8 @@ def _found(node: Node, tensor: Any, bias: Any) -> _Sum | None:
     each, row = (*views, product, bias), value(bias)
     if matmul_of(product) is None or row.dim() != 1 or any(value(one).dim() == 0 for one in each):
         return None
-    alike = value(tensor).dim() == value(node).dim() and same_strides(value(tensor), value(node))
     fits = all(known(value(one).shape[-1] == row.shape[0]) and value(one).dtype == row.dtype for one in (*each, node))
-    return _Sum(product, views, bias, node) if alike and fits else None
+    return _Sum(product, views, bias, node) if fits else None
 
 
 def _is_reduced(node: Node) -> bool:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -40,9 +40,53 @@ class Decoder(nn.Module):
         return self.head(self.norm(x))
 
 
+class Mean(nn.Module):
+    def forward(self, result: Tensor) -> Tensor:
+        mean = result.square().mean()
+        return mean.redistribute(placements=[Replicate()]) if isinstance(mean, DTensor) else mean
+
+
+class WithLoss(Decoder):
+    """It returns its loss, which is a DTensor too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = Mean()
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"loss": self.mean(super().forward(x))}
+
+
 class Twice(Decoder):
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.norm(x) * 2)
+
+
+class Scaled(nn.Module):
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        return x * scale
+
+
+class Passing(Decoder):
+    """It passes a parameter of one module to another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaled = Scaled()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.scaled(self.norm(x), self.norm.weight))
+
+
+class Summed(Decoder):
+    """Between its head and the next module, every rank has a part of a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(super().forward(x))
 
 
 PLAN: dict[str, ParallelStyle] = {
@@ -70,10 +114,16 @@ def loss_of(result: Tensor, target: Tensor) -> Tensor:
     return mean_square(whole(result), target)
 
 
-def pipelined(model: nn.Module, mesh: DeviceMesh, **choices: Any) -> PipelineModel:
-    parallelize_module(model, mesh["tensor"], PLAN)
-    group = mesh.get_group("pipeline")
-    return PipelineModel(model, layer_names="layers.*", num_microbatches=2, loss=loss_of, group=group, **choices)
+def pipelined(
+    model: nn.Module,
+    mesh: DeviceMesh,
+    plan: dict[str, ParallelStyle] = PLAN,
+    own_loss: bool = False,
+    **choices: Any,
+) -> PipelineModel:
+    parallelize_module(model, mesh["tensor"], plan)
+    group, loss = mesh.get_group("pipeline"), None if own_loss else loss_of
+    return PipelineModel(model, layer_names="layers.*", num_microbatches=2, loss=loss, group=group, **choices)
 
 
 def train(me: Rank, schedule: str) -> list[bool]:
@@ -108,14 +158,46 @@ def test_dtensors_pass_from_rank_to_rank(fresh_ranks: Any) -> None:
     assert fresh_ranks(4).run(4, train, "ZBV", timeout=120) == [[True, True]] * 4
 
 
-def compute_between_modules(me: Rank) -> str:
+def return_a_loss(me: Rank) -> None:
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("pipeline", "tensor"))
+    torch.manual_seed(0)
+    model = WithLoss().double()
+    expected = copy.deepcopy(model)
+    x = reals(4, 6, WIDTH)
+    own = x.chunk(2, 1)[me.rank].contiguous()
+    pipe = pipelined(model, mesh, own_loss=True).build(x=own)
+    loss, wanted = pipe.run_train(x=own), expected(x)["loss"]
+    wanted.backward()
+    torch.testing.assert_close(loss, wanted.detach(), **EXACT)
+    parameters = dict(expected.named_parameters())
+    for name, parameter in pipe.named_parameters():
+        torch.testing.assert_close(whole(parameter.grad), parameters[name].grad, **EXACT, msg=name)
+
+
+def test_a_loss_may_be_a_dtensor(two_ranks: Pool) -> None:
+    two_ranks.run(2, return_a_loss)
+
+
+def refused(me: Rank, kind: type[Decoder]) -> str:
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("pipeline", "tensor"))
+    head = RowwiseParallel(input_layouts=Shard(1), output_layouts=Partial(), use_local_output=False)
+    plan = {**PLAN, "head": head} if kind is Summed else PLAN
     with pytest.raises(TraceError) as caught:
-        pipelined(Twice().double(), mesh).build(x=reals(4, 3, WIDTH), target=reals(4, 6, 6))
+        pipelined(kind().double(), mesh, plan).build(x=reals(4, 3, WIDTH), target=reals(4, 6, 6))
     return str(caught.value)
 
 
-def test_a_model_that_computes_with_a_dtensor_is_refused(two_ranks: Pool) -> None:
-    for message in two_ranks.run(2, compute_between_modules):
-        assert "self.head(self.norm(x) * 2)" in message
-        assert "let the module return a tensor (use_local_output=True)" in message
+@pytest.mark.parametrize(
+    ("kind", "messages"),
+    [
+        (Twice, ["self.head(self.norm(x) * 2)", "let the module return a tensor (use_local_output=True)"]),
+        (Passing, ["gives scaled (Scaled) a DTensor that none of its modules has returned"]),
+        (Summed, ["head (Linear) returns a DTensor of partial sums"]),
+    ],
+)
+def test_dtensors_that_stages_cannot_pass_on_are_refused(
+    two_ranks: Pool, kind: type[Decoder], messages: list[str]
+) -> None:
+    for found in two_ranks.run(2, refused, kind):
+        for message in messages:
+            assert message in found

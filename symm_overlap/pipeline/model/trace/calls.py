@@ -260,9 +260,9 @@ class Recorder:
         for leaf in _dtensors(value):
             if not any(leaf is known for known in self.dtensors):
                 raise PassedError(
-                    f"the model {what} a DTensor that it has computed between its modules, where the tracer would lose "
-                    "gradients: let the module before return a tensor (use_local_output=True), or cut without tracing "
-                    "(trace=False)"
+                    f"the model {what} a DTensor that none of its modules has returned, where the tracer would lose "
+                    "gradients: let the module before return a tensor (use_local_output=True), move this into a "
+                    "module, or cut without tracing (trace=False)"
                 )
         with self._gradients.permitted(), without_function_modes():
             return Flat.of(value)
