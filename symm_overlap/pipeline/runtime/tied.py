@@ -208,9 +208,12 @@ def _like(parameter: Tensor, local: Tensor) -> Tensor:
 
 
 def _gradient(copy: nn.Parameter) -> Tensor | None:
-    if copy.grad is None:
+    gradient = copy.grad
+    if gradient is None:
         return None
-    gradient = _local(copy.grad)
+    if isinstance(copy, DTensor) and isinstance(gradient, DTensor) and gradient.placements != copy.placements:
+        gradient = gradient.redistribute(placements=copy.placements)  # an embedding's may be whole, or a partial sum
+    gradient = _local(gradient)
     return gradient.to_dense() if gradient.is_sparse else gradient  # copies on other ranks may have dense ones
 
 

@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
+from symm_overlap.pipeline.generators import generate
+from symm_overlap.pipeline.runtime import PipelineRuntime, Stage
 from tests.pipeline.runtime.models import Layer, assert_gradients, batch, gradients, reference, squared
 from tests.pipeline.runtime.test_contract import TRANSPORTS, runtime_of
 from tests.ranks import Pool, Rank
@@ -111,6 +116,58 @@ def sparse(me: Rank) -> None:
 
 def test_a_sparse_gradient_is_added_to_dense_ones(ranks: Pool) -> None:
     ranks.run(2, sparse)
+
+
+def sharded(me: Rank) -> None:
+    """Two ranks share the embedding and the head. torch gives the embedding's weight a gradient of another layout."""
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("pipeline", "tensor"))
+    embedding, head = nn.Embedding(6, 4).double(), nn.Linear(4, 6, bias=False).double()
+    values = torch.arange(24.0, dtype=torch.float64).view(6, 4) / 24
+    for module in (embedding, head):
+        module.weight.data = values.clone()
+    rowwise = RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
+    parallelize_module(embedding, mesh["tensor"], rowwise)
+    parallelize_module(head, mesh["tensor"], ColwiseParallel(output_layouts=Replicate()))
+    stages = [Stage(embedding, 0), Stage(head, 1)]
+    schedule, group = generate("Interleaved1F1B", 1, 2, 2), mesh.get_group("pipeline")
+    runtime = PipelineRuntime(stages, schedule, group=group, loss=squared, tied=[[(0, "weight"), (1, "weight")]])
+    ids, target = torch.tensor([1, 3, 1, 5]), torch.ones(4, 6, dtype=torch.float64)
+    runtime.step(ids, target=target)
+    weight = values.clone().requires_grad_()
+    for part, wanted in zip(ids.chunk(2), target.chunk(2), strict=True):
+        (squared(weight[part] @ weight.t(), wanted) / 2).backward()
+    for module in (embedding, head):
+        assert isinstance(module.weight.grad, DTensor)
+        assert module.weight.grad.placements == module.weight.placements
+        torch.testing.assert_close(module.weight.grad.full_tensor(), weight.grad)
+
+
+def summed(me: Rank) -> None:
+    """Two ranks have a part of a sequence each. torch gives the norms partial sums for gradients."""
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("pipeline", "tensor"))
+    whole, mine = nn.LayerNorm(4).double(), [nn.LayerNorm(4).double() for _ in range(2)]
+    for norm in mine:
+        parallelize_module(norm, mesh["tensor"], SequenceParallel(use_local_output=True))
+    schedule, group = generate("Interleaved1F1B", 1, 2, 2), mesh.get_group("pipeline")
+    tied = [[(0, name), (1, name)] for name in ("weight", "bias")]
+    stages = [Stage(norm, stage) for stage, norm in enumerate(mine)]
+    runtime = PipelineRuntime(stages, schedule, group=group, loss=dot, tied=tied)
+    x, target = torch.randn(2, 4, 6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    runtime.step(x.chunk(2, 1)[me.rank], target=target.chunk(2, 1)[me.rank])
+    (dot(whole(whole(x)), target) / 2).backward()
+    for norm in mine:
+        for got, wanted in zip(norm.parameters(), whole.parameters(), strict=True):
+            assert isinstance(got.grad, DTensor)
+            torch.testing.assert_close(got.grad.full_tensor(), wanted.grad)
+
+
+def dot(result: Tensor, target: Tensor) -> Tensor:
+    return (result * target).sum()
+
+
+@pytest.mark.parametrize("program", [sharded, summed])
+def test_gradients_are_laid_out_like_sharded_copies(fresh_ranks: Any, program: Any) -> None:
+    fresh_ranks(2).run(2, program)
 
 
 class Unused(nn.Module):
