@@ -25,6 +25,7 @@ __all__ = [
     "TensorChunkSpec",
     "TorchDispatchMode",
     "TreeSpec",
+    "composite",
     "depends_on_values",
     "ignoring_new_sizes",
     "keystr",
@@ -34,6 +35,13 @@ __all__ = [
     "tree_unflatten",
     "without_function_modes",
 ]
+
+
+def composite(func: Any) -> bool:
+    """True if autograd divides an operator into others. Below autograd, tensors get it undivided."""
+    if not isinstance(func, OpOverload) or func.namespace == "prim":  # the dispatcher does not know prim::device
+        return False
+    return bool(func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
 
 
 def saved_tensors_hooks() -> Any:

@@ -16,8 +16,10 @@ from torch.distributed.tensor.parallel import (
     ParallelStyle,
     RowwiseParallel,
     SequenceParallel,
+    loss_parallel,
     parallelize_module,
 )
+from torch.nn import functional as F
 
 from symm_overlap.pipeline.model import PipelineModel, TraceError
 from tests.pipeline.model.models import WIDTH, mean_square, reals
@@ -55,6 +57,22 @@ class WithLoss(Decoder):
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         return {"loss": self.mean(super().forward(x))}
+
+
+class CrossEntropy(nn.Module):
+    def forward(self, result: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(result.flatten(0, 1), target.flatten())
+
+
+class WithCrossEntropy(Decoder):
+    """Its module for the loss gets a DTensor beside a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loss = CrossEntropy()
+
+    def forward(self, x: Tensor, target: Tensor) -> dict[str, Tensor]:
+        return {"loss": self.loss(super().forward(x), target)}
 
 
 class Twice(Decoder):
@@ -176,6 +194,28 @@ def return_a_loss(me: Rank) -> None:
 
 def test_a_loss_may_be_a_dtensor(two_ranks: Pool) -> None:
     two_ranks.run(2, return_a_loss)
+
+
+def parallel_loss(me: Rank) -> None:
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("pipeline", "tensor"))
+    torch.manual_seed(0)
+    model = WithCrossEntropy().double()
+    expected = copy.deepcopy(model)
+    x, target = reals(4, 6, WIDTH), torch.arange(24).view(4, 6) % 6
+    own = x.chunk(2, 1)[me.rank].contiguous()
+    with loss_parallel():
+        pipe = pipelined(model, mesh, own_loss=True).build(x=own, target=target)
+        loss = pipe.run_train(x=own, target=target)
+    wanted = expected(x, target)["loss"]
+    wanted.backward()
+    torch.testing.assert_close(whole(loss), wanted.detach(), **EXACT)
+    parameters = dict(expected.named_parameters())
+    for name, parameter in pipe.named_parameters():
+        torch.testing.assert_close(whole(parameter.grad), parameters[name].grad, **EXACT, msg=name)
+
+
+def test_a_module_may_compute_the_loss_of_a_dtensor_and_a_tensor(two_ranks: Pool) -> None:
+    two_ranks.run(2, parallel_loss)
 
 
 def refused(me: Rank, kind: type[Decoder]) -> str:

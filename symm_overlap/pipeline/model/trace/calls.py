@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from .._torch import (
     OpOverload,
     TorchDispatchMode,
+    composite,
     depends_on_values,
     ignoring_new_sizes,
     saved_tensors_hooks,
@@ -91,6 +92,9 @@ class _Watch(TorchDispatchMode):
         if isinstance(func, OpOverload):
             changed = [value for value, _, writes in arguments(func, args, kwargs or {}) if writes]
             self.written.update(_memory(leaf) for leaf in tree_flatten(changed)[0] if isinstance(leaf, Tensor))
+            if composite(func) and any(issubclass(kind, DTensor) for kind in types):
+                with self:  # autograd, which a stage has and this operator is below, divides it for DTensors
+                    return func.decompose(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
