@@ -107,6 +107,25 @@ class Summed(Decoder):
         return self.last(super().forward(x))
 
 
+class Raising(nn.Module):
+    error: type[Exception]
+
+    def forward(self, result: Tensor) -> Tensor:
+        raise self.error("an odd length")
+
+
+class WithWrongInput(Decoder):
+    """It gives a DTensor to a module that raises."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        super().__init__()
+        self.last = Raising()
+        self.last.error = error
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(super().forward(x))
+
+
 PLAN: dict[str, ParallelStyle] = {
     # The second part of a layer gives its DTensor to the next layer, or to the norm.
     "layers.*.0": RowwiseParallel(input_layouts=Shard(1), output_layouts=Shard(1)),
@@ -241,3 +260,23 @@ def test_dtensors_that_stages_cannot_pass_on_are_refused(
     for found in two_ranks.run(2, refused, kind):
         for message in messages:
             assert message in found
+
+
+def raise_inside(me: Rank, error: type[Exception]) -> str:
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("pipeline", "tensor"))
+    with pytest.raises(TraceError) as caught:
+        pipelined(WithWrongInput(error).double(), mesh).build(x=reals(4, 3, WIDTH), target=reals(4, 6, 6))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "ending"),
+    [(ValueError, "ValueError: an odd length"), (RuntimeError, "calls the layers one after another as they are")],
+)
+def test_an_error_inside_of_a_module_is_not_put_down_to_dtensors(
+    two_ranks: Pool, error: type[Exception], ending: str
+) -> None:
+    for found in two_ranks.run(2, raise_inside, error):
+        assert f"{error.__name__}: an odd length" in found
+        assert found.endswith(ending)
+        assert "use_local_output" not in found

@@ -24,7 +24,8 @@ _OF_DTENSORS = (
 )
 
 
-_AROUND = ("torch/nn/modules/module.py", "pipeline/model/trace/calls.py")  # every call of a module passes through these
+_CALLS = "pipeline/model/trace/calls.py"
+_AROUND = ("torch/nn/modules/module.py", _CALLS)  # every call of a module passes through these
 
 
 class PassedError(TypeError):
@@ -44,8 +45,10 @@ def failure_message(error: BaseException, model: nn.Module, names: Mapping[int, 
     reason = lines[0] if lines else "no message"
     if isinstance(error, PassedError):
         return f"{type(model).__name__} cannot be traced{where}\n  {reason}"
-    remedy = "" if isinstance(error, TypeError) else f"\n{_REMEDY}"  # a wrong argument, as of a batch that does not fit
-    remedy = f"\n{_OF_DTENSORS}{remedy}" if dtensors else remedy
+    wrong_argument = isinstance(error, (TypeError, ValueError))  # as of a batch that does not fit
+    remedy = "" if wrong_argument else f"\n{_REMEDY}"
+    if dtensors and not any(frame.f_code.co_filename.endswith(_CALLS) for frame, _ in _frames(error)):
+        remedy = f"\n{_OF_DTENSORS}{remedy}"  # the code is between modules
     return f"{type(model).__name__} cannot be traced{where}\n  {type(error).__name__}: {reason}{remedy}"
 
 
