@@ -148,7 +148,8 @@ class StepRunner:
             )
         self._state.calls[lane.index] += 1
         is_first = not mode.agreed
-        if is_first:
+        # Ranks whose calls on a lane differ notice it by its signals. They compare once more before there are any.
+        if is_first or (mode.slots is not None and not lane.workspace.half):
             self._agree(mode, lane, settings)
         rank, world, wire = self._state.rank, self._state.world, self._wire(mode, lane, settings.seconds)
         if is_first:
@@ -224,7 +225,7 @@ class StepRunner:
         return run
 
     def _agree(self, mode: Mode, lane: Lane, settings: Settings) -> None:
-        """Check, once, that all ranks have the same schedule, and decide whether symmetric memory can be used."""
+        """Check that all ranks have the same schedule, and decide whether symmetric memory can be used. Collective."""
         mine = {
             "kind of step (training, or forwards alone)": mode.backward,
             "device": self._device.type,

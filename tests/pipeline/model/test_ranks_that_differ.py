@@ -109,20 +109,22 @@ def test_ranks_with_batches_of_other_sizes_get_an_error_at_once(ranks: Pool, fre
     ranks.run(2, other_rows, (fresh_lane(), fresh_lane()))
 
 
-def other_first_rows(me: Rank, transport: str, lane: int) -> None:
+def other_first_rows(me: Rank, transport: str, earlier_steps: int, lane: int) -> None:
     with symm_overlap.lane(lane):
         model = piped(me, transport=transport)
+        for number in range(earlier_steps):
+            trains(model, number)
         with pytest.raises(ValueError, match=r"(?s)differ in their batch.*shape \(16, 8\), torch.float32"):
             model.run_train(**batch(0, 16 if me.rank == 0 else 8))
         for number in range(3):
             trains(model, number)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_batches_that_differ_in_the_first_step_are_named_and_the_next_step_runs(
-    ranks: Pool, fresh_lane: Any, transport: str
+@pytest.mark.parametrize(("transport", "earlier_steps"), [*((each, 0) for each in TRANSPORTS), ("symmetric", 1)])
+def test_batches_that_differ_before_a_lane_has_memory_are_named_and_the_next_step_runs(
+    ranks: Pool, fresh_lane: Any, transport: str, earlier_steps: int
 ) -> None:
-    ranks.run(2, other_first_rows, transport, fresh_lane())
+    ranks.run(2, other_first_rows, transport, earlier_steps, fresh_lane())
 
 
 def other_mode(me: Rank, lane: int) -> None:
