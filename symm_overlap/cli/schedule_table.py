@@ -16,8 +16,11 @@ def title(schedule: Schedule, source: str) -> str:
 
 
 def describe(schedule: Schedule) -> str:
-    """Return a table of a schedule's cells, with a column for each rank. In an empty cell the rank waits."""
-    length = max(map(len, schedule.rows), default=0)
+    """Return a table of a schedule's cells, with a column for each rank. In an empty cell the rank waits.
+
+    The table ends with the last action: rows made as in torch may end with empty cells.
+    """
+    length = max((1 + cell for row in schedule.rows for cell, action in enumerate(row) if action), default=0)
     columns = [[str(row[cell] or "") if cell < len(row) else "" for cell in range(length)] for row in schedule.rows]
     digits = max(2, len(str(length - 1)))
     return _aligned(

@@ -40,6 +40,11 @@ def test_show_prints_the_cells_of_every_rank(capsys: Captured) -> None:
     ]
 
 
+def test_show_ends_with_the_last_action(capsys: Captured) -> None:
+    shown = printed(capsys, "show", "ZBVZeroBubble", "--ranks", "3", "--microbatches", "2")
+    assert shown.splitlines()[-1] == "Cell 20: 0W1", "the rows themselves end with eleven empty cells, as in torch"
+
+
 def test_show_lowered_prints_each_step_with_its_messages(capsys: Captured) -> None:
     shown = printed(capsys, "show", "GPipe", "--lowered", *SMALL)
     assert "Step 02: 0SEND_F0     1RECV_F0" in shown
