@@ -12,4 +12,5 @@ def test_the_program_of_the_page_fuses_every_collective_beside_a_matmul(tmp_path
         "2 of 2 collectives beside a matmul fused",
         "1 of 1 collectives beside a matmul fused",
     ]
-    assert "beside a matmul" not in second  # torch may warn there
+    told = "Guards may run slower on Python 3.13.0"  # torch's warning of two lines, there alone
+    assert not second or (told in second and len(second.splitlines()) == 2)

@@ -37,9 +37,9 @@ __all__ = [
 ]
 
 
-def composite(func: Any) -> bool:
-    """True if autograd divides an operator into others. Below autograd, tensors get it undivided."""
-    if not isinstance(func, OpOverload) or func.namespace == "prim":  # the dispatcher does not know prim::device
+def composite(func: OpOverload) -> bool:
+    """Return whether autograd divides an operator into others. Below autograd, tensors get it undivided."""
+    if func.namespace == "prim":  # the dispatcher does not know prim::device
         return False
     return bool(func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
 

@@ -96,31 +96,23 @@ class Passing(Decoder):
         return self.head(self.scaled(self.norm(x), self.norm.weight))
 
 
-class Summed(Decoder):
-    """Between its head and the next module, every rank has a part of a sum."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(super().forward(x))
-
-
 class Raising(nn.Module):
-    error: type[Exception]
+    def __init__(self, error: type[Exception] | None) -> None:
+        super().__init__()
+        self.error = error
 
     def forward(self, result: Tensor) -> Tensor:
-        raise self.error("an odd length")
+        if self.error is not None:
+            raise self.error("an odd length")
+        return result
 
 
-class WithWrongInput(Decoder):
-    """It gives a DTensor to a module that raises."""
+class Ending(Decoder):
+    """Its head gives a DTensor to a last module, which may raise."""
 
-    def __init__(self, error: type[Exception]) -> None:
+    def __init__(self, error: type[Exception] | None = None) -> None:
         super().__init__()
-        self.last = Raising()
-        self.last.error = error
+        self.last = Raising(error)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(super().forward(x))
@@ -151,6 +143,12 @@ def loss_of(result: Tensor, target: Tensor) -> Tensor:
     return mean_square(whole(result), target)
 
 
+def assert_gradients(pipe: PipelineModel, expected: nn.Module) -> None:
+    parameters = dict(expected.named_parameters())
+    for name, parameter in pipe.named_parameters():
+        torch.testing.assert_close(whole(parameter.grad), parameters[name].grad, **EXACT, msg=name)
+
+
 def pipelined(
     model: nn.Module,
     mesh: DeviceMesh,
@@ -176,9 +174,7 @@ def train(me: Rank, schedule: str) -> list[bool]:
     wanted.backward()
     if loss is not None:
         torch.testing.assert_close(loss, wanted.detach(), **EXACT)
-    parameters = dict(expected.named_parameters())
-    for name, parameter in pipe.named_parameters():
-        torch.testing.assert_close(whole(parameter.grad), parameters[name].grad, **EXACT, msg=name)
+    assert_gradients(pipe, expected)
     result = pipe.run_eval(x=own)
     if result is not None:
         assert isinstance(result, DTensor)
@@ -206,9 +202,7 @@ def return_a_loss(me: Rank) -> None:
     loss, wanted = pipe.run_train(x=own), expected(x)["loss"]
     wanted.backward()
     torch.testing.assert_close(loss, wanted.detach(), **EXACT)
-    parameters = dict(expected.named_parameters())
-    for name, parameter in pipe.named_parameters():
-        torch.testing.assert_close(whole(parameter.grad), parameters[name].grad, **EXACT, msg=name)
+    assert_gradients(pipe, expected)
 
 
 def test_a_loss_may_be_a_dtensor(two_ranks: Pool) -> None:
@@ -225,12 +219,12 @@ def parallel_loss(me: Rank) -> None:
     with loss_parallel():
         pipe = pipelined(model, mesh, own_loss=True).build(x=own, target=target)
         loss = pipe.run_train(x=own, target=target)
+        evaluated = pipe.run_eval(x=own, target=target)["loss"]
     wanted = expected(x, target)["loss"]
     wanted.backward()
-    torch.testing.assert_close(whole(loss), wanted.detach(), **EXACT)
-    parameters = dict(expected.named_parameters())
-    for name, parameter in pipe.named_parameters():
-        torch.testing.assert_close(whole(parameter.grad), parameters[name].grad, **EXACT, msg=name)
+    for each in (loss, evaluated):
+        torch.testing.assert_close(whole(each), wanted.detach(), **EXACT)
+    assert_gradients(pipe, expected)
 
 
 def test_a_module_may_compute_the_loss_of_a_dtensor_and_a_tensor(two_ranks: Pool) -> None:
@@ -240,7 +234,7 @@ def test_a_module_may_compute_the_loss_of_a_dtensor_and_a_tensor(two_ranks: Pool
 def refused(me: Rank, kind: type[Decoder]) -> str:
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("pipeline", "tensor"))
     head = RowwiseParallel(input_layouts=Shard(1), output_layouts=Partial(), use_local_output=False)
-    plan = {**PLAN, "head": head} if kind is Summed else PLAN
+    plan = {**PLAN, "head": head} if kind is Ending else PLAN  # every rank has a part of a sum
     with pytest.raises(TraceError) as caught:
         pipelined(kind().double(), mesh, plan).build(x=reals(4, 3, WIDTH), target=reals(4, 6, 6))
     return str(caught.value)
@@ -251,7 +245,7 @@ def refused(me: Rank, kind: type[Decoder]) -> str:
     [
         (Twice, ["self.head(self.norm(x) * 2)", "let the module return a tensor (use_local_output=True)"]),
         (Passing, ["gives scaled (Scaled) a DTensor that none of its modules has returned"]),
-        (Summed, ["head (Linear) returns a DTensor of partial sums"]),
+        (Ending, ["head (Linear) returns a DTensor of partial sums"]),
     ],
 )
 def test_dtensors_that_stages_cannot_pass_on_are_refused(
@@ -265,7 +259,7 @@ def test_dtensors_that_stages_cannot_pass_on_are_refused(
 def raise_inside(me: Rank, error: type[Exception]) -> str:
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("pipeline", "tensor"))
     with pytest.raises(TraceError) as caught:
-        pipelined(WithWrongInput(error).double(), mesh).build(x=reals(4, 3, WIDTH), target=reals(4, 6, 6))
+        pipelined(Ending(error).double(), mesh).build(x=reals(4, 3, WIDTH), target=reals(4, 6, 6))
     return str(caught.value)
 
 
