@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..fsdp.prefetch.issue_order import DEFAULT, Prefetch
 from ..fsdp.prefetch.lists import counts_of, lists, starts_of
-from ..fsdp.prefetch.policy import Auto, bytes_of, policy_of
+from ..fsdp.prefetch.policy import Auto, policy_of
 from ..fsdp.prefetch.search import predict, search
 from ..fsdp.prefetch.step_plan import Options, step_plan
 from ..fsdp.prefetch.trace import Layer, Trace, layers_in_a_row
@@ -163,7 +163,7 @@ def _prefetch(trace: Trace, text: str, options: Options) -> Prefetch:
     policy = policy_of(text)
     if isinstance(policy, Auto):
         require_at_most(_MOST_SEARCHED, len(trace.layers) * options.rounds, "with the prefetch 'auto', layers * steps")
-        return search(trace, None if policy.memory is None else bytes_of(policy.memory), options)
+        return search(trace, policy.cap, options)
     starts = starts_of(trace)
     return lists(trace, starts, counts_of(trace, starts, policy))
 

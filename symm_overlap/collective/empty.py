@@ -44,8 +44,9 @@ def empty(
 
     Raises:
         ValueError, TypeError: an argument is invalid. Raised before any communication.
-        RuntimeError: ranks pass different sizes; or there is not enough memory on this rank or on another; or a CUDA
-            graph is being captured; or this process was forked from the rank.
+        ValueError: ranks pass different sizes, on CPU (on GPUs RuntimeError).
+        RuntimeError: there is not enough memory on this rank or on another; or a CUDA graph is being captured; or this
+            process was forked from the rank.
         torch.distributed.DistBackendError: a peer is dead, or did not arrive before the deadline.
     """
     plain = torch.empty(*size, dtype=dtype, device="meta")  # type: ignore[arg-type]

@@ -192,6 +192,9 @@ def test_the_search_keeps_to_its_cap_and_is_never_slower_than_the_default() -> N
             found = predict(of, search(of, cap))
             assert found.memory <= cap
             assert best.step - 1e-6 <= found.step <= default.step + 1e-6
+        with pytest.warns(UserWarning, match=r"within 0 bytes: the one that needs least is used, with \d+ bytes"):
+            least = predict(of, search(of, 0)).memory
+        assert least <= min(predict(of, with_policy(of, Depth(depth))).memory for depth in range(4))
 
 
 def test_a_budget_of_bytes_is_what_each_layer_gathers_ahead_at_most() -> None:

@@ -233,7 +233,7 @@ def test_all_that_lowering_puts_can_be_run() -> None:
 
 def test_a_schedule_that_deadlocks_is_refused() -> None:
     broken = changed(lowered(*TWO_RANKS), drop(0, "0SEND_F1"))
-    with pytest.raises(ValueError, match=r"some rank waits for ever.*see verify"):
+    with pytest.raises(ValueError, match=r"some rank waits for ever.*`verify` names it"):
         simulate_cost(broken)
 
 

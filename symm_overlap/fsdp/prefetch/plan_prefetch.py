@@ -18,7 +18,7 @@ from .. import _torch
 from .agreement import agreed
 from .issue_order import DEFAULT
 from .lists import counts_of, lists, starts_of
-from .policy import Auto, Policy, bytes_of, policy_of
+from .policy import Auto, Policy, policy_of
 from .recorder import Recorder
 from .search import Predicted, predict, search
 from .step_plan import Options
@@ -84,9 +84,7 @@ class PrefetchPlan:
         self.trace, self.status = found, "planned"
         starts = starts_of(found)
         if isinstance(self.policy, Auto):
-            self.prefetch = search(
-                found, None if self.policy.memory is None else bytes_of(self.policy.memory), self.options
-            )
+            self.prefetch = search(found, self.policy.cap, self.options)
         else:
             self.prefetch = lists(found, starts, counts_of(found, starts, self.policy))
         self.default, self.predicted = (predict(found, each, self.options) for each in (DEFAULT, self.prefetch))

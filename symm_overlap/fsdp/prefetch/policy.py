@@ -69,6 +69,11 @@ class Auto:
         if self.memory is not None:
             bytes_of(self.memory)
 
+    @property
+    def cap(self) -> int | None:
+        """``memory`` as a number."""
+        return None if self.memory is None else bytes_of(self.memory)
+
     def __str__(self) -> str:
         return "auto" if self.memory is None else f"auto={self.memory}"
 

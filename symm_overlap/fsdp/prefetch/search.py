@@ -8,6 +8,7 @@ agreed on these find the same plan.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -98,11 +99,19 @@ def search(trace: Trace, cap: int | None = None, options: Options | None = None)
     """Return the prefetch lists with which the step is shortest.
 
     Args:
-        cap: the most bytes of gathered outputs and unsharded parameters at once. If no plan fits the cap, the plan that
-            needs least is returned.
+        cap: the most bytes of gathered outputs and unsharded parameters at once. If no plan fits the cap, a warning
+            says so, and the plan that needs least is returned.
     """
     found = _Search(trace, cap, options)
     best: Counts = (None,) * len(found.starts)
     for forward in (True, False):
         best = found.uniform(best, forward)
-    return lists(trace, found.starts, found.improved(best))
+    best = found.improved(best)
+    above, _, memory, _ = found.key(best)
+    if above:
+        warnings.warn(
+            f"symm_overlap: no prefetch found keeps gathered outputs and unsharded parameters within {cap} bytes: the "
+            f"one that needs least is used, with {memory} bytes",
+            stacklevel=2,
+        )
+    return lists(trace, found.starts, best)

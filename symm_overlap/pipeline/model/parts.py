@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ..runtime import Stage
 from ..schedule import Schedule
-from .stage_module import StageModule, has, place
+from .stage_module import StageModule, has, place, runs_of
 from .tied import Tied, all_names, names_of_part, tied
 from .values import Init, materialize
 
@@ -88,6 +88,7 @@ class Parts:
         modules: list[StageModule] = []
         for index in self._own:
             stage = StageModule()
+            runs_of(stage).earlier = tuple(modules)
             inside, attributes = names[index]
             for name in sorted(inside, key=lambda name: name.count(".")):
                 if not has(stage, name):
@@ -126,12 +127,8 @@ class Parts:
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the parameters with their names, each once."""
-        seen: set[int] = set()
         for _, module in self.modules():
-            for name, parameter in module.named_parameters():
-                if id(parameter) not in seen:
-                    seen.add(id(parameter))
-                    yield name, parameter
+            yield from module.named_parameters()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state dict of all stages together, with all names of tied parameters."""

@@ -7,7 +7,7 @@ their hooks, FSDP, and tensor parallelism inside them keep working.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -38,12 +38,14 @@ class Runs:
         shared: the tensors of the batch that all microbatches have.
         functions: the functions to run, by ``(what, shapes_of(tensors))``. They call the modules of this stage.
         makers: for each of these functions, what makes it for any stage that has the same modules.
+        earlier: the earlier stages of this rank.
     """
 
     what: Hashable = None
     shared: Tensors = field(default_factory=dict)
     functions: dict[Hashable, Run] = field(default_factory=dict)
     makers: dict[Hashable, Maker] = field(default_factory=dict)
+    earlier: Sequence[StageModule] = ()
 
     def function(self, key: Hashable, stage: StageModule) -> Run | None:
         """Return the function for the stage that has these runs; None if nothing makes it."""
@@ -53,7 +55,8 @@ class Runs:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Runs:
         """Return the runs of a copy of the stage: they call the modules of the copy."""
-        return Runs(self.what, self.shared, makers=dict(self.makers))
+        earlier = [memo[id(stage)] for stage in self.earlier if id(stage) in memo]
+        return Runs(self.what, self.shared, makers=dict(self.makers), earlier=earlier)
 
 
 class StageModule(nn.Module):
@@ -78,6 +81,20 @@ class StageModule(nn.Module):
         if run is None:
             raise RuntimeError(f"this stage was not cut for tensors of {shapes}: run it with PipelineModel.run_train")
         return run(received, tensors)
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """See `torch.nn.Module.named_parameters`. Parameters that an earlier stage of this rank has too are duplicates.
+
+        So each parameter has one optimizer, if every stage has an optimizer for its ``parameters()``.
+        """
+        named = super().named_parameters(prefix, recurse, remove_duplicate)
+        known: set[int] = set()
+        if recurse and remove_duplicate:  # without recursion, FSDP and DDP ask every module what it has
+            earlier = (nn.Module.named_parameters(stage) for stage in runs_of(self).earlier)
+            known = {id(parameter) for found in earlier for _, parameter in found}
+        yield from ((name, parameter) for name, parameter in named if id(parameter) not in known)
 
 
 def runs_of(stage: StageModule) -> Runs:

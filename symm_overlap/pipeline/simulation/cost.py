@@ -34,5 +34,5 @@ def simulate_cost(schedule: Schedule | Encoded, costs: PipelineCosts | None = No
     given = work.pipeline_work(encoded, durations, costs.overlap, costs.slow_down, costs.one_receive_stream)
     times = clock.run(given)
     if len(times.order) < len(encoded.cells):
-        raise ValueError("some rank waits for ever, so there is nothing to measure: see verify(schedule)")
+        raise ValueError("some rank waits for ever, so there is nothing to measure: `verify` names it")
     return CostResult(encoded, costs, times)

@@ -167,16 +167,19 @@ def test_autocast_acts_as_on_the_whole_model(ranks: Pool) -> None:
     assert plain.dtype == torch.float32
 
 
-def optimized(me: Rank) -> None:
+def optimized(me: Rank, each_stage: bool) -> None:
     pipe, whole, batch, options = pipelined(me, "shared", schedule=generate("ZBVZeroBubble", 2, 4))
     pipe.build(**batch)
-    mine, theirs = torch.optim.Adam(pipe.parameters(), 0.1), torch.optim.Adam(whole.parameters(), 0.1)
+    parts = [stage.module for stage in pipe.stages] if each_stage else [pipe]
+    mine = [torch.optim.Adam(part.parameters(), 0.1) for part in parts]
+    theirs = torch.optim.Adam(whole.parameters(), 0.1)
     for _ in range(4):
         loss, expected = pipe.run_train(**batch), whole_step(whole, batch, options, 4)
         if loss is not None:
             torch.testing.assert_close(loss, expected, rtol=1e-9, atol=0)
-        for optimizer in (mine, theirs):
+        for optimizer in (*mine, theirs):
             optimizer.step()
+        for optimizer in (*mine, theirs):
             optimizer.zero_grad()
     other, _, _, _ = pipelined(me, "shared")
     other.build(**batch).load_state_dict(whole.state_dict())
@@ -187,10 +190,14 @@ def optimized(me: Rank) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)
     with pytest.raises(RuntimeError, match="Missing key"):
         other.load_state_dict({})
+    for stages in (pipe.stages, copy.deepcopy(pipe.stages)):
+        every = [parameter for stage in stages for parameter in stage.module.parameters()]
+        assert len({id(parameter) for parameter in every}) == len(every)
 
 
-def test_optimizers_keep_tied_parameters_equal_and_state_dicts_go_between_cuts(ranks: Pool) -> None:
-    ranks.run(2, optimized, timeout=120)
+@pytest.mark.parametrize("each_stage", [False, True], ids=["one", "one a stage"])
+def test_optimizers_keep_tied_parameters_equal_and_state_dicts_go_between_cuts(ranks: Pool, each_stage: bool) -> None:
+    ranks.run(2, optimized, each_stage, timeout=120)
 
 
 def refused(me: Rank) -> None:
