@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 from numbers import Real
-from operator import index as as_int
 
-from .settings import PATHS, Block, changed
+from .settings import PATHS, Block, changed, integer
 
 _LONGEST = 1e9  # seconds, 30 years: far from any overflow
 
@@ -38,7 +37,10 @@ def force_path(
     """
     if path is not None and path not in PATHS:
         raise ValueError(f"force_path({path!r}): allowed are {', '.join(PATHS)}")
-    chunks, streams, span = (None if each is None else as_int(each) for each in (chunks, streams, span))
+    given = {"chunks": chunks, "streams": streams, "span": span}
+    chunks, streams, span = (
+        None if value is None else integer(f"force_path: {name}", value) for name, value in given.items()
+    )
     if chunks is not None and chunks < 1:
         raise ValueError(f"force_path: chunks is {chunks}; allowed are 1 and more")
     if streams not in (None, 1, 2):
@@ -94,9 +96,10 @@ def lane(index: int) -> Block:
         RuntimeError: the block is inside a function that is being compiled. Put it around the call of that function.
             Without ``fullgraph=True``, the compiler ends its graph there, and runs the block as it is.
     """
-    if as_int(index) < 0:
+    index = integer("lane: index", index)
+    if index < 0:
         raise ValueError(f"lane({index}): lanes are numbered from 0")
-    return changed("lane", lane=as_int(index))
+    return changed("lane", lane=index)
 
 
 def sum_order(order: str) -> Block:

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
+from operator import index as as_int
 from typing import Any, TypeVar
 
 import torch
@@ -204,3 +205,11 @@ def without(*parts: str) -> Transform:
     kinds = {"waits": {"signal", "wait"}, "copies": {"publish", "pull", "push"}}
     dropped = frozenset().union(*(kinds[part] for part in parts))
     return lambda plan, table: {kind: function for kind, function in table.items() if kind not in dropped}
+
+
+def integer(name: str, value: Any) -> int:
+    """Return an argument as an int. Raises TypeError if it is none, such as 2.0. ``name`` is for the message."""
+    try:
+        return as_int(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}, which is not an integer") from None

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from operator import index as as_int
-
 import torch
 
 from .._torch import device_types_of, resolve_group
 from ..runtime import TRAITS, state_of
-from ..settings import current
+from ..settings import current, integer
 from .arguments import DTYPES, Group, group_name
 from .choosing.choice import Choice
 from .choosing.chooser import choose, choose_in_group
@@ -58,12 +56,12 @@ def explain(
         raise ValueError("explain: pass either world or group")
     if device is None:
         device = "cuda" if group is None else device_of(group)
-    world = as_int(world) if state is None else state.world  # type: ignore[arg-type]
+    world = integer("explain: world", world) if state is None else state.world
     if op not in OPS:
         raise ValueError(f"explain({op!r}): allowed are {', '.join(sorted(OPS))}")
     if k is None and OPS[op].multiplies and not OPS[op].moves_weight:
         raise ValueError(f"explain: {op} has a matmul: give k too, the size over which it sums")
-    m, n, k = as_int(m), as_int(n), as_int(k or 0)
+    m, n, k = (integer(f"explain: {name}", value) for name, value in (("m", m), ("n", n), ("k", k or 0)))
     if world < 1 or min(m, n, k) < 0 or device not in TRAITS:
         raise ValueError(
             f"explain: m={m}, n={n}, k={k}, world={world}, device={device!r}: sizes must be at least 0, world at least "

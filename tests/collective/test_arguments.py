@@ -136,11 +136,14 @@ def prepare_badly(me: Rank) -> None:
         assert current().timeout == 2.5
     with pytest.raises(ValueError, match=r"lane\(-1\)"), symm_overlap.lane(-1):
         pass
-    with pytest.raises(TypeError, match="float"), symm_overlap.lane(1.5):
+    with pytest.raises(TypeError, match=r"lane: index is 1\.5, which is not an integer"), symm_overlap.lane(1.5):
         pass
-    for forced in ({"chunks": 2.5}, {"streams": 2.0}, {"span": 2.0}):
-        with pytest.raises(TypeError, match="float"):
-            symm_overlap.force_path(None, **forced)
+    for name in ("chunks", "streams", "span"):
+        with pytest.raises(TypeError, match=rf"force_path: {name} is 2\.0, which is not an integer"):
+            symm_overlap.force_path(None, **{name: 2.0})
+    for name in ("m", "n", "k", "world"):
+        with pytest.raises(TypeError, match=rf"explain: {name} is '8', which is not an integer"):
+            symm_overlap.explain("all_gather_matmul", **{"m": 8, "n": 8, "k": 8, "world": 2, name: "8"})
     with symm_overlap.force_path("pipelined", chunks=torch.tensor(2)):
         assert type(current().chunks) is int
     with pytest.raises(ValueError, match="no back end for 'meta': there are cpu, cuda"), symm_overlap.prepare():

@@ -27,10 +27,6 @@ def test_explain_refuses_what_cannot_be(change: dict[str, object]) -> None:
         explain("matmul_reduce_scatter", m=64, n=64, world=2)
     with pytest.raises(TypeError, match=r"dtype is torch\.int8"):
         large(dtype=torch.int8)
-    with pytest.raises(TypeError, match="float"):
-        large(m=64.0)
-    with pytest.raises(TypeError, match="float"):
-        explain("all_reduce", m=64, n=64, world=2.0, device="cpu")
     for dtype in ("float32", None):
         with pytest.raises(TypeError, match=f"dtype is {dtype}"):
             explain("all_gather", m=64, n=64, dtype=dtype, world=2)
