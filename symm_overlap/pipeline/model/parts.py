@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ..runtime import Stage
 from ..schedule import Schedule
 from .stage_module import StageModule, has, place, runs_of
 from .tied import Tied, all_names, names_of_part, tied
-from .values import Init, materialize
+from .values import Init, materialize, sharded_as
 
 
 class Parts:
@@ -142,16 +141,8 @@ class Parts:
             for name, own in module.state_dict().items():
                 found = next((key for key in (name, *self._names.get(name, ())) if key in state_dict), None)
                 if found is not None:
-                    wanted[name] = _sharded_as(own, state_dict[found])
+                    wanted[name] = sharded_as(own, state_dict[found])
             module.load_state_dict(wanted, strict=strict)
-
-
-def _sharded_as(own: Any, value: Any) -> Any:
-    """Return a whole tensor as a DTensor that is sharded as a stage's own. Other values are returned as they are."""
-    whole = isinstance(value, Tensor) and not isinstance(value, DTensor)
-    if isinstance(own, DTensor) and whole and own.shape == value.shape:  # otherwise load_state_dict names the parameter
-        return distribute_tensor(value, own.device_mesh, own.placements, src_data_rank=None)
-    return value
 
 
 def _warn_of_unused(model: nn.Module, parameters: Sequence[Mapping[str, nn.Parameter]]) -> None:

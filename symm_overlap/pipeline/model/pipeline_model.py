@@ -59,7 +59,7 @@ class PipelineModel:
             torch's default device.
         init: called with each module on the meta device whose own tensors need values. By default the module's
             ``reset_parameters`` is called; with ``state_dict`` only if a buffer is in no state dict.
-        state_dict: the state dict of the whole model, for parameters on the meta device. A rank reads its own part.
+        state_dict: the state dict of the whole model, from which a rank copies the values of its own part.
         trace: False calls ``first`` modules, layers and ``last`` modules one after another, and does not analyse the
             model's forward.
         first, last, kwargs_of: for ``trace=False``, the names of the modules before and after the layers, and for names

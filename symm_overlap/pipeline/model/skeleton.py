@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ._torch import FakeTensorMode
+from .closures import rebind
 from .memory import sharing
 
 _NOT_COPIED = (dist.ProcessGroup, DeviceMesh)
@@ -44,6 +45,7 @@ class Skeleton:
                 if isinstance(value, _NOT_COPIED):
                     memo[id(value)] = value
         self.model: nn.Module = copy.deepcopy(model, memo)
+        rebind(self.model, memo)
 
     def fake(self, tensor: Tensor) -> Tensor:
         """Return a new fake tensor like ``tensor``. Equal arguments get different fakes, since they may differ

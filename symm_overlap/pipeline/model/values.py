@@ -1,7 +1,4 @@
-"""Allocate and initialise the parameters of a stage whose model was built on the meta device.
-
-Parameters and buffers that have memory already are left unchanged.
-"""
+"""Set the parameters and buffers of a stage. Those of a model that was built on the meta device get memory first."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from .stage_module import StageModule
 
@@ -29,9 +26,10 @@ def materialize(
 ) -> None:
     """Allocate memory for everything on the meta device, and set values.
 
-    Tied tensors stay tied. Values come from the state dict of the whole model. Tensors that it does not contain are set
-    by ``init``, which is called with each module that has such a tensor of its own. The default is
-    ``reset_parameters``, but with a state dict only for tensors that state dicts do not contain.
+    Tied tensors stay tied. Values come from the state dict of the whole model, if there is one. Of the tensors that it
+    does not contain, those that had no memory are set by ``init``, which is called with each module that has such a
+    tensor of its own. The default is ``reset_parameters``, but with a state dict only for tensors that state dicts do
+    not contain.
 
     Raises:
         ValueError: a tensor got no value, or a value of another shape. The message names it.
@@ -44,12 +42,13 @@ def materialize(
                 if tensor.is_meta:
                     fresh.add(f"{prefix}.{name}" if prefix else name)
                     _set(module, name, made.setdefault(id(tensor), _with_memory(tensor, device)))
-        missing = fresh - _load(stage, fresh, state_dict or {}, names)
+        loaded = _load(stage, state_dict or {}, names)
+        missing = fresh - loaded
         if state_dict is not None:
-            _require_contained(missing & set(stage.state_dict(keep_vars=True)), state_dict, init)
+            _require_contained(set(stage.state_dict(keep_vars=True)) - loaded, state_dict, init)
         _initialize(stage, missing, init)
         _require_values(stage, missing, {id(tensor) for tensor in made.values()})
-        _load(stage, fresh, state_dict or {}, names)  # init may have overwritten loaded tensors of the same module
+        _load(stage, state_dict or {}, names)  # init may have overwritten loaded tensors of the same module
 
 
 def _own(module: nn.Module) -> list[tuple[str, Tensor]]:
@@ -89,14 +88,14 @@ def _set(module: nn.Module, name: str, tensor: Tensor) -> None:
     setattr(module, name, tensor)
 
 
-def _load(stage: StageModule, wanted: set[str], state_dict: Mapping[str, Tensor], names: Names) -> set[str]:
-    """Copy the tensors of ``wanted`` that the state dict contains. Return their names."""
+def _load(stage: StageModule, state_dict: Mapping[str, Tensor], names: Names) -> set[str]:
+    """Copy the tensors that the state dict contains. Return their names."""
     loaded = set()
     tensors = dict([*stage.named_parameters(remove_duplicate=False), *stage.named_buffers(remove_duplicate=False)])
-    for name in wanted:
+    for name, tensor in tensors.items() if state_dict else ():
         for key in (name, *names.get(name, ())):
             if key in state_dict:
-                _copy(name, tensors[name], state_dict[key])
+                _copy(name, tensor, state_dict[key])
                 loaded.add(name)
                 break
     return loaded
@@ -106,21 +105,29 @@ def _copy(name: str, tensor: Tensor, value: Tensor) -> None:
     if tensor.shape != value.shape:
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}, but shape {tuple(value.shape)} in the state dict")
     with torch.no_grad():
-        tensor.copy_(value)
+        tensor.copy_(sharded_as(tensor, value))
 
 
-def _require_contained(missing: set[str], state_dict: Mapping[str, Tensor], init: Init | None) -> None:
+def sharded_as(own: Any, value: Any) -> Any:
+    """Return a whole tensor as a DTensor that is sharded as a stage's own. Other values are returned as they are."""
+    whole = isinstance(value, Tensor) and not isinstance(value, DTensor)
+    if isinstance(own, DTensor) and whole and own.shape == value.shape:  # otherwise load_state_dict names the parameter
+        return distribute_tensor(value, own.device_mesh, own.placements, src_data_rank=None)
+    return value
+
+
+def _require_contained(absent: set[str], state_dict: Mapping[str, Tensor], init: Init | None) -> None:
     """Notice names that differ: a model with random weights would train without an error."""
-    if not missing:
+    if not absent:
         return
-    some = f"{', '.join(sorted(missing)[:5])}{', ...' if len(missing) > 5 else ''}"
-    text = f"state_dict= lacks {len(missing)} tensors of this rank: {some}"
+    some = f"{', '.join(sorted(absent)[:5])}{', ...' if len(absent) > 5 else ''}"
+    text = f"state_dict= lacks {len(absent)} tensors of this rank: {some}"
     if init is None:
         raise ValueError(
             f"{text}. It has {', '.join(sorted(state_dict)[:5]) or 'nothing'}{', ...' if len(state_dict) > 5 else ''}. "
-            "Give init= too, if these are to be initialised"
+            "Give init= too, if these are to be initialised, or are to keep the values that they have"
         )
-    warnings.warn(f"{text}. They are initialised by init", stacklevel=2)
+    warnings.warn(f"{text}. Those on the meta device are initialised by init, others keep their values", stacklevel=2)
 
 
 def _initialize(stage: StageModule, missing: set[str], init: Init | None) -> None:

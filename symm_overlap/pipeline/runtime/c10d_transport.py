@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from math import inf
 
 import torch
 import torch.distributed as dist
@@ -115,13 +116,15 @@ class C10dTransport:
         """Wait until the receivers have received everything that was sent."""
         self._wire.release()
 
-    def fail(self, steps: Sequence[Step], error: BaseException) -> None:
+    def fail(self, steps: Sequence[Step], error: BaseException, patience: float = inf) -> None:
         """End a step that failed: notify the receivers of its missing messages, and receive what the others still send.
 
         Args:
             steps: all steps of this rank, also those that are done, and `confirmations` if `confirm` would be called.
             error: why the step failed. The receivers get it as text.
+            patience: the most seconds to wait for a peer, if no later step uses this group of ranks.
         """
+        self._wire.wait_at_most(patience)
         text = json.dumps([f"{type(error).__name__}: {error}"])
         silent: set[int] = set()  # peers that are dead or too late: nothing more will come from them
         for step in (each for each in steps if each.kind in SENDS and id(each) not in self._done):

@@ -48,6 +48,9 @@ from .wire import Wire
 
 OP = "pipeline step"
 TRANSPORTS = ("symmetric", "c10d")
+_PATIENCE = 1.0
+"""How many seconds a rank whose call of a lane has failed waits for what the peers still send beside this call. The
+lane cannot be used any more, and the peers learn of the failure without these messages."""
 _EXCHANGE = 0x5851F42D4C957F2D  # in place of a mode's digest, in a step in which ranks exchange data
 
 
@@ -199,7 +202,7 @@ class StepRunner:
             lane.run(OP, body, written, nbytes=slots.nbytes, channels=channels, seconds=seconds, call_hash=digest)
         except BaseException as error:
             if begun:
-                transport.fail(tied.reduce if mode.backward else [], error)
+                transport.fail(tied.reduce if mode.backward else [], error, _PATIENCE)
             raise
         transport.release()
         assert begun[0] is not None

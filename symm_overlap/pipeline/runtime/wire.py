@@ -42,7 +42,7 @@ class Wire:
         self, group: dist.ProcessGroup, device: torch.device, seconds: float, most: Mapping[Channel, int]
     ) -> None:
         self._group, self._most = group, most
-        self._deadline = timedelta(seconds=seconds)
+        self._seconds = seconds
         self._enqueued = are_enqueued(group, device)
         self.device = wire_device(group, device)
         self._sent: dict[Channel, deque[list[tuple[dist.Work | None, Tensor]]]] = {}
@@ -61,6 +61,10 @@ class Wire:
                 else:
                     self.receive(1, (peer, 0))
         self.release()
+
+    def wait_at_most(self, seconds: float) -> None:
+        """Bring the deadline of later waits forward."""
+        self._seconds = min(self._seconds, seconds)
 
     def begin(self, to: Channel, *, in_turn: bool = True) -> None:
         """Begin a message. Earlier messages that the receiver has received for sure are released.
@@ -113,7 +117,7 @@ class Wire:
         if self._enqueued and not read:
             work.wait()
         else:
-            work.wait(self._deadline)
+            work.wait(timedelta(seconds=self._seconds))
 
 
 @contextmanager

@@ -274,3 +274,19 @@ def test_an_error_inside_of_a_module_is_not_put_down_to_dtensors(
         assert f"{error.__name__}: an odd length" in found
         assert found.endswith(ending)
         assert "use_local_output" not in found
+
+
+def from_a_whole_state_dict(me: Rank) -> None:
+    mesh = init_device_mesh("cpu", (1, me.world), mesh_dim_names=("pp", "tp"))
+    values = Decoder().double().state_dict()
+    with torch.device("meta"):
+        model = Decoder().double()
+    parallelize_module(model, mesh["tp"], PLAN)
+    pipe = PipelineModel(model, group=mesh.get_group("pp"), num_microbatches=2, state_dict=values, device="cpu")
+    pipe.build(x=reals(4, me.world, WIDTH))
+    for name, parameter in pipe.named_parameters():
+        assert torch.equal(whole(parameter.detach()), values[name]), name
+
+
+def test_sharded_parameters_get_their_parts_of_a_whole_state_dict(two_ranks: Pool) -> None:
+    two_ranks.run(2, from_a_whole_state_dict)

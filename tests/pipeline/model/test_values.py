@@ -162,8 +162,8 @@ class Together(nn.Module):
         self.model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
 
 
-def names_differ(me: Rank, init: bool) -> None:
-    with torch.device("meta"):
+def names_differ(me: Rank, init: bool, device: str) -> None:
+    with torch.device(device):
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     values = {**Together().state_dict(), f"{me.rank}.bias": torch.ones(4)}
     own = (lambda module: module.reset_parameters()) if init else None
@@ -173,14 +173,30 @@ def names_differ(me: Rank, init: bool) -> None:
         with pytest.warns(UserWarning, match=lacks):
             pipe.build(input=torch.ones(2, 4))
         assert bool((pipe.stages[0].module.get_parameter(f"{me.rank}.bias") == 1).all())
+        assert pipe.stages[0].module.get_parameter(f"{me.rank}.weight").is_cpu
     else:
         with pytest.raises(ValueError, match=rf"{lacks} It has .*, model\.0\.bias, "):
             pipe.build(input=torch.ones(2, 4))
 
 
+@pytest.mark.parametrize("device", ["meta", "cpu"])
 @pytest.mark.parametrize("init", [False, True])
-def test_a_state_dict_with_other_names_is_noticed(ranks: Pool, init: bool) -> None:
-    ranks.run(2, names_differ, init)
+def test_a_state_dict_with_other_names_is_noticed(ranks: Pool, init: bool, device: str) -> None:
+    ranks.run(2, names_differ, init, device)
+
+
+def of_a_model_with_values(me: Rank) -> None:
+    model, values = (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(2))
+    with torch.no_grad():
+        for value in values.state_dict().values():
+            value.fill_(3)
+    pipe = PipelineModel(model, num_microbatches=2, group=me.group, state_dict=values.state_dict())
+    pipe.build(input=torch.ones(4, 4))
+    assert all(bool((value == 3).all()) for value in pipe.state_dict().values())
+
+
+def test_a_state_dict_also_sets_a_model_that_has_values(ranks: Pool) -> None:
+    ranks.run(2, of_a_model_with_values)
 
 
 class Shifted(nn.Linear):

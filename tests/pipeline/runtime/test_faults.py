@@ -278,3 +278,23 @@ def test_a_failing_rank_shows_where(ranks: Pool) -> None:
 
 def fails_alone(me: Rank) -> None:
     runtime_of(me, "1F1B", 4, [Failing(0, 2, "forward")], loss=squared).step(*batch(4)[:1], target=batch(4)[1])
+
+
+def late_with_a_tied_parameter(me: Rank, lane: int) -> None:
+    modules: list[nn.Module] = [Layer(stage) for stage in range(2)]
+    x, target = batch(4)
+    with symm_overlap.lane(lane), symm_overlap.timeout(SOON):
+        runtime = runtime_of(me, "1F1B", 4, modules, loss=squared, tied=[[(0, "linear.weight"), (1, "linear.weight")]])
+        for _ in range(2):
+            runtime.step(x, target=target)
+        if me.rank == 0:
+            began = time.monotonic()
+            with pytest.raises(dist.DistBackendError, match=r"rank 1 .* did not signal after"):
+                runtime.step(x, target=target)
+            assert time.monotonic() - began < 1.7 * SOON, "after the deadline, it must not wait for it once more"
+    dist.barrier(me.group)
+
+
+@pytest.mark.slow
+def test_a_late_rank_with_a_tied_parameter_is_not_given_two_deadlines(ranks: Pool, fresh_lane: Any) -> None:
+    ranks.run(2, late_with_a_tied_parameter, fresh_lane())

@@ -31,6 +31,7 @@ from ..environment import autocast_state
 from .custom_gradients import RefusedGradients
 from .error import PassedError
 from .flat import Flat
+from .foreign import Parameters, parameters_in
 from .state import State
 from .writes import arguments
 
@@ -42,6 +43,7 @@ class Call:
     Attributes:
         name: the name of the module.
         module: the fake copy of the module.
+        parameters: those of the whole model.
         given: its arguments (args, kwargs).
         inputs: the tensors in the arguments.
         autocast: the state of autocast in which the model calls it.
@@ -55,6 +57,7 @@ class Call:
 
     name: str
     module: nn.Module
+    parameters: Parameters
     given: Flat
     inputs: list[Tensor]
     autocast: tuple[tuple[str, torch.dtype], ...]
@@ -80,15 +83,19 @@ _LIBRARY.define("whole_module(Tensor[] tensors, int call) -> Tensor[]")
 
 
 class _Watch(TorchDispatchMode):
-    """Notes what operators do: whether they draw random numbers, and which memory they write to."""
+    """Notes what operators do: whether they draw random numbers, which memory they write to, and which parameters they
+    use.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.random = False
         self.written: set[Any] = set()
+        self.parameters: list[nn.Parameter] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
+        self.parameters += parameters_in((args, kwargs))
         if isinstance(func, OpOverload):
             changed = [value for value, _, writes in arguments(func, args, kwargs or {}) if writes]
             self.written.update(_memory(leaf) for leaf in tree_flatten(changed)[0] if isinstance(leaf, Tensor))
@@ -132,16 +139,18 @@ def _learns(record: Call, args: Any, kwargs: Any) -> bool:
 def _run_on_fakes(tensors: list[Tensor], call: int) -> list[Tensor]:
     """Run a module's forward to learn what it returns."""
     record = _calls[call]
+    what = f"{record.name} ({_class(record.module)})"
     args, kwargs = record.given.filled(tensors)
     leaves, spec = tree_flatten((args, kwargs))
     outputs, watch, record.updated = _watched(record, args, kwargs)
     same_leaves, same_spec = tree_flatten((args, kwargs))
     if same_spec != spec or any(a is not b for a, b in zip(leaves, same_leaves, strict=True)):
         raise PassedError(
-            f"{record.name} ({_class(record.module)}) changes one of its arguments, a list, a dict or a cache: layers "
+            f"{what} changes one of its arguments, a list, a dict or a cache: layers "
             "on other ranks would not see the change. Let it return a new value, or call the model such that it keeps "
             "nothing (use_cache=False in models of Hugging Face)"
         )
+    record.parameters.require_own(watch.parameters, what, record.module, tensors)
     record.changed = [index for index, tensor in enumerate(tensors) if _memory(tensor) in watch.written]
     same = not record.changed and not record.updated and not watch.random
     alone = next(record.module.parameters(), None) is None
@@ -150,12 +159,13 @@ def _run_on_fakes(tensors: list[Tensor], call: int) -> list[Tensor]:
         record.returned, results = Flat.of(outputs)
     except TypeError as error:
         raise PassedError(
-            f"{record.name} ({_class(record.module)}) returns {error}, which is not a tensor: only tensors, constants "
-            "and lists, tuples and dicts of them can pass between layers"
+            f"{what} returns {error}, which is not a tensor: only tensors, constants, "
+            "lists, tuples and dicts of them, and classes that torch.export.register_dataclass knows can pass between "
+            "layers"
         ) from None
     if any(depends_on_values(result) for result in results):
         raise PassedError(
-            f"{record.name} ({_class(record.module)}) returns a tensor whose size depends on the values of tensors, so "
+            f"{what} returns a tensor whose size depends on the values of tensors, so "
             "the layers behind it cannot be traced. Let it return all elements, or cut the model with trace=False"
         )
     returned = {_memory(result) for result in results}
@@ -182,7 +192,8 @@ class Recorder:
     """Records the calls of whole modules of a model while it is open.
 
     Args:
-        modules: the whole modules by name, all of one skeleton. Their classes are replaced while the recorder is open.
+        model: the skeleton.
+        modules: its whole modules by name. Their classes are replaced while the recorder is open.
         state: the state of the skeleton.
 
     Attributes:
@@ -190,22 +201,24 @@ class Recorder:
         dtensors: the DTensors that modules have returned.
     """
 
-    def __init__(self, modules: dict[str, nn.Module], state: State) -> None:
+    def __init__(self, model: nn.Module, modules: dict[str, nn.Module], state: State) -> None:
         self._modules, self._state = modules, state
         self._classes = {name: type(module) for name, module in modules.items()}
         self.calls: dict[int, Call] = {}
-        self._gradients = RefusedGradients()
+        self._gradients, self._parameters = RefusedGradients(), Parameters(model)
+        self._open = ExitStack()
         self._hooks = saved_tensors_hooks()
         self.dtensors: list[DTensor] = []
 
     def __enter__(self) -> Recorder:
-        self._gradients.__enter__()
+        self._open.enter_context(self._gradients)
+        self._open.enter_context(self._parameters)
         for name, module in self._modules.items():
             module.__class__ = self._recording(name, type(module))
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._gradients.__exit__(*error)
+        self._open.close()
         for name, module in self._modules.items():
             module.__class__ = self._classes[name]
         for number in self.calls:
@@ -230,15 +243,14 @@ class Recorder:
             )
         try:
             given, tensors = self.flat((args, kwargs), f"gives {name} ({_class(module)})")
-        except PassedError:
-            raise
         except TypeError as error:
             raise PassedError(
                 f"{name} ({_class(module)}) is given {error}, which is neither a tensor nor a constant: layers on "
                 "other ranks would have another one. Call the model such that it passes none (use_cache=False for the "
                 "caches of Hugging Face)"
             ) from None
-        self.calls[number] = _calls[number] = Call(name, module, given, tensors, autocast_state(), recomputed)
+        call = Call(name, module, self._parameters, given, tensors, autocast_state(), recomputed)
+        self.calls[number] = _calls[number] = call
         self._state.require_same(module)
         with self._gradients.permitted(), self._state.draws.of_whole_module():
             results = WHOLE_MODULE(tensors, number)

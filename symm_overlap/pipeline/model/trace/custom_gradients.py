@@ -64,7 +64,7 @@ class RefusedGradients:
 
         def look_or_refuse(tensor: Tensor) -> bool:
             by = str(sys._getframe(1).f_globals.get("__name__"))
-            if not isinstance(tensor, nn.Parameter) and not by.startswith("torch."):
+            if not isinstance(tensor, nn.Parameter) and not by.startswith(("torch.", str(__package__))):
                 self._require_allowed("looks at Tensor.requires_grad", "which is False while it is traced")
             return bool(requires_grad.__get__(tensor))
 

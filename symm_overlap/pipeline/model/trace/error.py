@@ -28,7 +28,7 @@ _CALLS = "pipeline/model/trace/calls.py"
 _AROUND = ("torch/nn/modules/module.py", _CALLS)  # every call of a module passes through these
 
 
-class PassedError(TypeError):
+class PassedError(RuntimeError):  # torch prints every TypeError that is raised among fake tensors
     """Something other than tensors and constants would have to pass between layers. The message says what to do."""
 
 

@@ -81,8 +81,6 @@ class _Root(nn.Module):
             self.undo()
         try:
             flat, results = self.flat(returned if self.batches > 1 else returned[0])
-        except PassedError:
-            raise
         except TypeError as error:
             raise PassedError(
                 f"{type(self.model).__name__} returns {error}, in which torch finds no tensors: register its class "
@@ -125,7 +123,8 @@ def trace(
             raise TraceError(failure_message(error, skeleton.model, names, bool(recorder.dtensors))) from error
 
     # Not as the caller has set it: a no_grad() around a training step leaves no trace in the graph.
-    with torch.inference_mode(False), torch.set_grad_enabled(gradients), Recorder(whole, state) as recorder:
+    recorder = Recorder(skeleton.model, whole, state)
+    with torch.inference_mode(False), torch.set_grad_enabled(gradients), recorder:
         program = exported(1)
         if drawn := state.draws.ends:
             exported(1)  # what another thread has drawn meanwhile is not drawn again
