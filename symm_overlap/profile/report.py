@@ -66,12 +66,13 @@ def _recording(recording: Recording, steps: bool) -> str:
     lines += _without_steps(recording)
     if kinds:
         lines.append(f"{'calls':>9}{header()}")
+    predicted = {each.index: compare(recording, each.index) for each in kinds if steps}
     for each in kinds:
         lines.append(f"  {describe(each)}")
         lines.append(f"{each.count:>9}{figures(each.median)}")
-        compared = compare(recording, each.index) if steps else None
-        if compared is not None:
-            lines += [f"    {line}" for line in str(compared).splitlines()]
+        lines += [f"    {line}" for line in str(predicted.get(each.index) or "").splitlines()]
+    if steps and not any(predicted.values()):
+        lines.append("  no steps are compared: the cost model predicts calls in chunks on GPUs, and none of these")
     return "\n".join(lines)
 
 

@@ -89,7 +89,7 @@ def test_a_call_that_no_rank_can_have_made_has_no_prediction(before: str, after:
     (recording,) = read(path)
     predicted = [compare(recording, index) is not None for index in range(len(recording.calls))]
     assert sorted(predicted) == [False, True]
-    assert report([recording], steps=True)
+    assert "no steps are compared" not in report([recording], steps=True)
 
 
 def test_times_that_no_clock_shows_are_left_out(tmp_path: Path) -> None:

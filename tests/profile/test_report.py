@@ -40,6 +40,7 @@ def test_a_device_that_did_nothing_and_one_on_which_nothing_moved() -> None:
     lines = report([recording(Activity("a gemm", "compute", "stream 7", 1, 3))]).splitlines()
     assert lines[1] == "  2.000 ms: compute 2.000 ms (100%); nothing moved"
     assert report([recording(device="CPU")]).splitlines()[1].startswith("  no call")
+    assert report([recording(device="CPU")], steps=True).splitlines()[2].startswith("  no steps are compared")
 
 
 def test_no_recording_is_a_sentence() -> None:

@@ -31,7 +31,7 @@ from ..environment import autocast_state
 from .custom_gradients import RefusedGradients
 from .error import PassedError
 from .flat import Flat
-from .foreign import Parameters, parameters_in
+from .foreign import Parameters, leaves_of
 from .state import State
 from .writes import arguments
 
@@ -95,7 +95,7 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
-        self.parameters += parameters_in((args, kwargs))
+        self.parameters += [leaf for leaf in leaves_of(args, kwargs or {}) if isinstance(leaf, nn.Parameter)]
         if isinstance(func, OpOverload):
             changed = [value for value, _, writes in arguments(func, args, kwargs or {}) if writes]
             self.written.update(_memory(leaf) for leaf in tree_flatten(changed)[0] if isinstance(leaf, Tensor))
