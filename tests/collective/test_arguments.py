@@ -142,8 +142,9 @@ def prepare_badly(me: Rank) -> None:
         with pytest.raises(TypeError, match=rf"force_path: {name} is 2\.0, which is not an integer"):
             symm_overlap.force_path(None, **{name: 2.0})
     for name in ("m", "n", "k", "world"):
-        with pytest.raises(TypeError, match=rf"explain: {name} is '8', which is not an integer"):
-            symm_overlap.explain("all_gather_matmul", **{"m": 8, "n": 8, "k": 8, "world": 2, name: "8"})
+        for value in ("8", 8.0):
+            with pytest.raises(TypeError, match=f"explain: {name} is {value!r}, which is not an integer"):
+                symm_overlap.explain("all_gather_matmul", **{"m": 8, "n": 8, "k": 8, "world": 2, name: value})
     with symm_overlap.force_path("pipelined", chunks=torch.tensor(2)):
         assert type(current().chunks) is int
     with pytest.raises(ValueError, match="no back end for 'meta': there are cpu, cuda"), symm_overlap.prepare():

@@ -71,7 +71,7 @@ class Auto:
 
     @property
     def cap(self) -> int | None:
-        """``memory`` as a number."""
+        """``memory`` in bytes; None for no limit."""
         return None if self.memory is None else bytes_of(self.memory)
 
     def __str__(self) -> str:

@@ -56,7 +56,8 @@ class _Moved:
             if function is not value.func:
                 return partial(function, *value.args, **value.keywords)
         elif isinstance(value, MethodType):
-            return MethodType(self._function(value.__func__), value.__self__)
+            bound = self._function(value.__func__)
+            return value if bound is value.__func__ else MethodType(bound, value.__self__)
         elif isinstance(value, FunctionType):
             return self._function(value)
         return value

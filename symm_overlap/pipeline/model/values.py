@@ -48,7 +48,8 @@ def materialize(
             _require_contained(set(stage.state_dict(keep_vars=True)) - loaded, state_dict, init)
         _initialize(stage, missing, init)
         _require_values(stage, missing, {id(tensor) for tensor in made.values()})
-        _load(stage, state_dict or {}, names)  # init may have overwritten loaded tensors of the same module
+        if missing:  # init may have overwritten loaded tensors of the same module
+            _load(stage, state_dict or {}, names)
 
 
 def _own(module: nn.Module) -> list[tuple[str, Tensor]]:

@@ -21,7 +21,7 @@ _elsewhere: list[nn.Parameter] = []
 
 
 class Closures(nn.Module):
-    """Layers between an embedding and a head, which ``store`` has stored on the model."""
+    """Layers between a first one and a head. ``store`` stores a function on the model, for example as the head."""
 
     def __init__(self, store: Callable[[Closures], object]) -> None:
         super().__init__()

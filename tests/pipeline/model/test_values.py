@@ -166,6 +166,7 @@ def names_differ(me: Rank, init: bool, device: str) -> None:
     with torch.device(device):
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     values = {**Together().state_dict(), f"{me.rank}.bias": torch.ones(4)}
+    before = {name: value.clone() for name, value in model.state_dict().items()}
     own = (lambda module: module.reset_parameters()) if init else None
     pipe = PipelineModel(model, num_microbatches=2, group=me.group, state_dict=values, init=own)
     lacks = rf"state_dict= lacks 1 tensors of this rank: {me.rank}\.weight\."
@@ -173,7 +174,9 @@ def names_differ(me: Rank, init: bool, device: str) -> None:
         with pytest.warns(UserWarning, match=lacks):
             pipe.build(input=torch.ones(2, 4))
         assert bool((pipe.stages[0].module.get_parameter(f"{me.rank}.bias") == 1).all())
-        assert pipe.stages[0].module.get_parameter(f"{me.rank}.weight").is_cpu
+        weight = pipe.stages[0].module.get_parameter(f"{me.rank}.weight")
+        assert weight.is_cpu
+        assert device == "meta" or torch.equal(weight, before[f"{me.rank}.weight"]), "it must keep its values"
     else:
         with pytest.raises(ValueError, match=rf"{lacks} It has .*, model\.0\.bias, "):
             pipe.build(input=torch.ones(2, 4))
