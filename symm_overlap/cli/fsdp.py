@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import shutil
-from pathlib import Path
 
 from ..fsdp.prefetch.issue_order import DEFAULT, Prefetch
 from ..fsdp.prefetch.lists import counts_of, lists, starts_of
@@ -15,7 +12,8 @@ from ..fsdp.prefetch.search import predict, search
 from ..fsdp.prefetch.step_plan import Options, step_plan
 from ..fsdp.prefetch.trace import Layer, Trace, layers_in_a_row
 from ..plan import draw, simulate, verify
-from .mistakes import report_errors, require_at_most, require_distinct, write_file
+from .mistakes import report_errors, require_at_most, require_distinct, require_duration
+from .timeline_files import add_options, write_files
 
 _LEGEND = "gather 2 is the gather of layer 2; 2.1 is its second gather"
 _MOST = 50_000
@@ -32,7 +30,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     commands = parser.add_subparsers(dest="what", required=True)
     text = "show the plan of a training step, with one row for each stream"
-    add = commands.add_parser("plan", help=text, description=text).add_argument
+    plan = commands.add_parser("plan", help=text, description=text)
+    add = plan.add_argument
     times = "one number for all layers, or one for each, separated by commas"
     add("--layers", type=int, metavar="N", help="number of layers (default: the length of the lists of times, or 4)")
     add("--compute", default="2", metavar="MS,..", help=f"forward of a layer (default 2): {times}")
@@ -55,8 +54,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--verify", action="store_true", help="prove that three calls back to back have no deadlock and no race")
     add("--simulate", action="store_true", help="print the time of a step, its exposed communication and its memory")
     add("--compare", action="store_true", help="print a row for each of several prefetch policies")
-    add("--svg", type=Path, metavar="FILE", help="write the simulated timeline as an SVG image")
-    add("--trace", type=Path, metavar="FILE", help="write the simulated timeline as a Chrome trace for Perfetto")
+    add_options(plan)
 
 
 @report_errors("fsdp")
@@ -84,10 +82,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"\n{timeline}\ngathered and unsharded parameters: at most {memory:g} MiB")
     if args.compare:
         print(f"\n{_comparison(trace, options)}")
-    if args.svg:
-        write_file(args.svg, draw.svg(timeline))
-    if args.trace:
-        write_file(args.trace, json.dumps(draw.trace(timeline)))
+    write_files(args, lambda: draw.svg(timeline), lambda: draw.trace(timeline))
     return 0
 
 
@@ -127,27 +122,21 @@ def _trace(args: argparse.Namespace) -> Trace:
         for index in range(count)
     ]
     backward = [] if args.forward_only else each["--backward"] or [2 * time for time in each["--compute"]]
-    optimizer = _time("--optimizer", args.optimizer)
+    optimizer = require_duration("--optimizer", args.optimizer)
     return layers_in_a_row(layers, each["--compute"], backward, order or None, 0.0 if args.forward_only else optimizer)
 
 
 def _options(args: argparse.Namespace) -> Options:
     if args.steps < 1:
         raise ValueError(f"--steps is {args.steps}: there must be at least 1 step")
-    return Options(args.steps, args.event, _time("--other", args.other), not args.separate_groups)
+    return Options(args.steps, args.event, require_duration("--other", args.other), not args.separate_groups)
 
 
 def _numbers(option: str, text: str | None) -> list[float]:
     try:
-        return [] if text is None else [_time(option, float(each)) for each in text.split(",")]
+        return [] if text is None else [require_duration(option, float(each)) for each in text.split(",")]
     except ValueError:
         raise ValueError(f"{option} is {text}: give numbers of 0 or more, separated by commas") from None
-
-
-def _time(option: str, value: float) -> float:
-    if not 0 <= value < math.inf:  # False for NaN too
-        raise ValueError(f"{option} is {value}: give a duration in milliseconds, 0 or more and finite")
-    return value
 
 
 def _layers(option: str, text: str, count: int) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import functools
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -87,6 +88,17 @@ def require_distinct(**files: Path | None) -> None:
         other = options.setdefault(path.resolve(), option)
         if other != option:
             raise ValueError(f"{other} and {option} are the same file, {path}: one would overwrite the other")
+
+
+def require_duration(option: str, value: float) -> float:
+    """Return ``value``, in milliseconds.
+
+    Raises:
+        ValueError: it is negative, infinite or NaN.
+    """
+    if not 0 <= value < math.inf:  # False for NaN too
+        raise ValueError(f"{option} is {value}: give a duration in milliseconds, 0 or more and finite")
+    return value
 
 
 def require_at_most(most: int, count: int, what: str) -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from ..collective.planners import (
@@ -27,7 +24,8 @@ from ..collective.planners import (
 )
 from ..plan import Costs, Plan, Step, draw, kind, plan_calls, simulate, verify
 from ..plan.draw.text import LEGEND
-from .mistakes import report_errors, require_at_most, require_distinct, write_file
+from .mistakes import report_errors, require_at_most, require_distinct, require_duration
+from .timeline_files import add_options, write_files
 
 PLANNERS: dict[str, Callable[..., Plan]] = {
     "all_gather_matmul": all_gather_consume,
@@ -87,8 +85,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--matmul-ms", type=float, default=1.0, metavar="MS", help="time of a chunk's matmul (default %(default)s)")
     add("--copy-ms", type=float, default=0.5, metavar="MS", help="time of a chunk's copy (default %(default)s)")
     add("--seed", type=int, default=0, help="decides which of two kernels that are both ready starts first (default 0)")
-    add("--svg", type=Path, metavar="FILE", help="write the simulated timeline as an SVG image")
-    add("--trace", type=Path, metavar="FILE", help="write the simulated timeline as a Chrome trace for Perfetto")
+    add_options(parser)
 
 
 @report_errors("plan")
@@ -108,10 +105,7 @@ def run(args: argparse.Namespace) -> int:
             print(
                 f"\nsimulated with a matmul of {args.matmul_ms} ms and a copy of {args.copy_ms} ms a chunk:\n{timeline}"
             )
-        if args.svg:
-            write_file(args.svg, draw.svg(timeline))
-        if args.trace:
-            write_file(args.trace, json.dumps(draw.trace(timeline)))
+        write_files(args, lambda: draw.svg(timeline), lambda: draw.trace(timeline))
     return 0
 
 
@@ -184,10 +178,8 @@ def _sequential_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _costs(args: argparse.Namespace) -> Callable[[int, Step], tuple[float, float]]:
-    for option, value in (("--matmul-ms", args.matmul_ms), ("--copy-ms", args.copy_ms)):
-        if not 0 <= value < math.inf:  # False for NaN too
-            raise ValueError(f"{option} is {value}: give a duration in milliseconds, 0 or more and finite")
-    of_chunk = Costs(compute=args.matmul_ms, copy=args.copy_ms, tail=args.matmul_ms / 10)
+    matmul = require_duration("--matmul-ms", args.matmul_ms)
+    of_chunk = Costs(compute=matmul, copy=require_duration("--copy-ms", args.copy_ms), tail=matmul / 10)
 
     def costs(rank: int, step: Step) -> tuple[float, float]:
         body, tail = of_chunk(rank, step)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from ..plan import draw
 from . import schedule_search
 from .mistakes import report_errors, require_at_most, require_distinct, write_file
 from .schedule_table import describe, per_rank, side_by_side, title
+from .timeline_files import add_options, write_files
 
 _MOST_CELLS = 1_000_000
 """The largest generated table, in cells."""
@@ -91,8 +91,7 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
     _add_source(parser)
     _add_costs(parser)
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="write the timeline as an SVG image")
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="write the timeline as a Chrome trace for Perfetto")
+    add_options(parser)
 
 
 def _add_convert(parser: argparse.ArgumentParser) -> None:
@@ -133,10 +132,11 @@ def _simulate(args: argparse.Namespace) -> int:
     schedule = _schedule(args.source, args)
     result = simulate_cost(schedule, _costs(args, _share(schedule)))
     print(f"{title(schedule, args.source)}\n{per_rank(result)}{_note(args.source, schedule)}")
-    if args.svg:
-        write_file(args.svg, draw.svg(timeline(result, title(schedule, args.source))))
-    if args.trace:
-        write_file(args.trace, json.dumps(trace(result, args.source)))
+    write_files(
+        args,
+        lambda: draw.svg(timeline(result, title(schedule, args.source))),
+        lambda: trace(result, args.source),
+    )
     return 0
 
 

@@ -1,10 +1,11 @@
-"""Symmetric memory: the size of a half of a workspace, allocation that succeeds on all ranks or fails on all, and the
+"""Symmetric memory: the halves of a workspace, allocation that succeeds on all ranks or fails on all, and the
 symmetric tensors of programs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -38,6 +39,22 @@ def half_size(nbytes: int) -> int:
     largest one at once.
     """
     return -(-nbytes // _STEP) * _STEP
+
+
+def place_in_half(half: int, parity: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> int:
+    """Return where a tensor lies in a workspace, in bytes from its begin.
+
+    Args:
+        half: the size of a half, in bytes.
+        parity: in which half it lies, 0 or 1.
+        offset: where it lies in this half, in bytes.
+
+    Raises:
+        IndexError: it would end beyond the half.
+    """
+    if offset + prod(shape) * dtype.itemsize > half:
+        raise IndexError(f"{tuple(shape)} of {dtype} at byte {offset} does not fit a workspace of {half} bytes")
+    return parity * half + offset
 
 
 def new_symmetric(

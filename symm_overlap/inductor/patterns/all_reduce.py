@@ -47,9 +47,7 @@ class AllReduce:
         reduce_op = self.node.args[1]
         if not self.candidate:
             self.candidate = bool(self.terms.unknown)
-            raise SkipError(self.terms.why_none)
-        if reduce_op not in ("sum", "avg"):
-            raise SkipError(f"the reduction is {reduce_op!r}: 'sum' and 'avg' can be fused")
+        self.terms.require_products(reduce_op)
         term, *others = self.terms
         old = results(self.node)
         if others or not isinstance(term, Product) or self._why_in_two:

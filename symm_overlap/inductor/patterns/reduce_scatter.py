@@ -56,9 +56,7 @@ class ReduceScatter:
         terms = self.terms
         if not self.candidate:
             self.candidate = bool(self.terms.unknown)
-            raise SkipError(self.terms.why_none)
-        if reduce_op not in ("sum", "avg"):
-            raise SkipError(f"the reduction is {reduce_op!r}: 'sum' and 'avg' can be fused")
+        self.terms.require_products(reduce_op)
         old = results(self.node)
         place = self.check()
         products = [term.matmul for term in terms.products]

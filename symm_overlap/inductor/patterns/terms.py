@@ -119,8 +119,15 @@ class Terms:
         )
         return next(filter(None, whys), "")
 
+    def require_products(self, reduce_op: object) -> None:
+        """Raise SkipError unless there is a product among the terms, and ops can reduce their sum in this way."""
+        if not self.products:
+            raise SkipError(self._why_none)
+        if reduce_op not in ("sum", "avg"):
+            raise SkipError(f"the reduction is {reduce_op!r}: 'sum' and 'avg' can be fused")
+
     @property
-    def why_none(self) -> str:
+    def _why_none(self) -> str:
         """Why there is no product among the terms."""
         scaled = any(has_product(term.node, _SCALINGS) and not has_product(term.node, ()) for term in self)
         if not self.unknown and scaled:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
-from math import prod
 
 import torch
 import torch.distributed as dist
@@ -15,7 +14,7 @@ from ... import _C
 from ..._torch import SymmetricMemory, symm_mem
 from ...plan import Plan, Region, Step, Streams
 from ..script import Script
-from ..symmetric import half_size
+from ..symmetric import half_size, place_in_half
 from ..work import WorkOf
 
 _CPU = torch.device("cpu")
@@ -82,11 +81,7 @@ class CpuWorkspace:
 
     def view(self, rank: int, parity: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """See `Workspace.view`."""
-        if offset + prod(shape) * dtype.itemsize > self.half:
-            raise IndexError(
-                f"{tuple(shape)} of {dtype} at byte {offset} does not fit a workspace of {self.half} bytes"
-            )
-        return self.place(rank, parity * self.half + offset, shape, dtype)
+        return self.place(rank, place_in_half(self.half, parity, offset, shape, dtype), shape, dtype)
 
     def place(self, rank: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """See `Workspace.place`. Raises RuntimeError if the tensor would end beyond the workspace."""

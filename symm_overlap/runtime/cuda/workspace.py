@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from math import prod
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from ... import _C
 from ..._torch import SymmetricMemory, resolve_group, symm_mem
 from ...plan import Plan, Region, Step, Streams
 from ..script import Script
-from ..symmetric import half_size, on_every_rank, rendezvous
+from ..symmetric import half_size, on_every_rank, place_in_half, rendezvous
 from ..work import WorkOf
 from .signals import SLEEP_CYCLES, CudaSignals
 from .streams import CudaStreams
@@ -153,11 +152,7 @@ class CudaWorkspace:
 
     def view(self, rank: int, parity: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """See `Workspace.view`."""
-        if offset + prod(shape) * dtype.itemsize > self.half:
-            raise IndexError(
-                f"{tuple(shape)} of {dtype} at byte {offset} does not fit a workspace of {self.half} bytes"
-            )
-        return self.place(rank, parity * self.half + offset, shape, dtype)
+        return self.place(rank, place_in_half(self.half, parity, offset, shape, dtype), shape, dtype)
 
     def place(self, rank: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """See `Workspace.place`. Raises RuntimeError if the tensor would end beyond the workspace."""
