@@ -36,47 +36,61 @@ class _Unit:
     fresh: list[int] = field(default_factory=list)  # writes in this call by steps that do not read the unit first
 
 
+_Units = defaultdict[tuple[str, int, int, int], _Unit]
+"""By buffer, call, rank and index."""
+
+
 def bad_accesses(order: Order) -> Iterator[Problem]:
     """Yield data races, reads of stale or freed memory, and outputs that are written more than once."""
-    units: defaultdict[tuple[str, int, int, int], _Unit] = defaultdict(_Unit)
+    units: _Units = defaultdict(_Unit)
     for number in order.sequence:
-        at = order.where[number]
-        step, buffers = at.step, order.calls[at.call][at.rank].buffers
-        for region in step.reads:
-            life = buffers[region.buffer]
-            memory = at.call if life is Life.CALL else _ALL_CALLS
-            for index in range(region.start, region.stop):
-                unit = units[region.buffer, memory, region.rank, index]
-                written = unit.write >= 0 and order.where[unit.write].call == at.call
-                if unit.write >= 0 and not order.before(unit.write, number):
-                    yield _race(order, unit.write, number, region)
-                elif unit.write >= 0 and kind(order.where[unit.write].step.kind).frees:
-                    steps = order.where[unit.write], at
-                    yield Problem("use after free", steps, f"unit {index} of {region} was freed and not rewritten")
-                elif not written and life is not Life.PERSISTENT:
-                    yield Problem("stale read", (at,), f"nothing in this call has written unit {index} of {region}")
-                elif written and step.kind == "join" and len(unit.fresh) > 1:
-                    writers = tuple(order.where[writer] for writer in unit.fresh)
-                    yield Problem(
-                        "written twice", writers, f"unit {index} of {region} is an output and has several writes"
-                    )
-                unit.readers.append(number)
-        for region in step.writes:
-            memory = at.call if buffers[region.buffer] is Life.CALL else _ALL_CALLS
-            for index in range(region.start, region.stop):
-                unit = units[region.buffer, memory, region.rank, index]
-                earlier = unit.readers if unit.write < 0 else [unit.write, *unit.readers]
-                for other in earlier:
-                    if other != number and not order.before(other, number):
-                        yield _race(order, other, number, region)
-                if unit.write < 0 or order.where[unit.write].call != at.call:
-                    unit.fresh = []
-                # A collective that has arrived and leaves has two numbers.
-                again = unit.write not in (-1, number) and order.where[unit.write] is at
-                if unit.readers[-1:] != [number] and not again:
-                    unit.fresh.append(number)
-                unit.write = number
-                unit.readers = []
+        yield from _bad_reads(order, number, units)
+        yield from _bad_writes(order, number, units)
+
+
+def _bad_reads(order: Order, number: int, units: _Units) -> Iterator[Problem]:
+    """Yield the problems of what a step reads, and note that it has read."""
+    at = order.where[number]
+    buffers = order.calls[at.call][at.rank].buffers
+    for region in at.step.reads:
+        life = buffers[region.buffer]
+        memory = at.call if life is Life.CALL else _ALL_CALLS
+        for index in range(region.start, region.stop):
+            unit = units[region.buffer, memory, region.rank, index]
+            written = unit.write >= 0 and order.where[unit.write].call == at.call
+            if unit.write >= 0 and not order.before(unit.write, number):
+                yield _race(order, unit.write, number, region)
+            elif unit.write >= 0 and kind(order.where[unit.write].step.kind).frees:
+                steps = order.where[unit.write], at
+                yield Problem("use after free", steps, f"unit {index} of {region} was freed and not rewritten")
+            elif not written and life is not Life.PERSISTENT:
+                yield Problem("stale read", (at,), f"nothing in this call has written unit {index} of {region}")
+            elif written and at.step.kind == "join" and len(unit.fresh) > 1:
+                writers = tuple(order.where[writer] for writer in unit.fresh)
+                yield Problem("written twice", writers, f"unit {index} of {region} is an output and has several writes")
+            unit.readers.append(number)
+
+
+def _bad_writes(order: Order, number: int, units: _Units) -> Iterator[Problem]:
+    """Yield the races of what a step writes, and note that it has written. To be called after `_bad_reads`."""
+    at = order.where[number]
+    buffers = order.calls[at.call][at.rank].buffers
+    for region in at.step.writes:
+        memory = at.call if buffers[region.buffer] is Life.CALL else _ALL_CALLS
+        for index in range(region.start, region.stop):
+            unit = units[region.buffer, memory, region.rank, index]
+            earlier = unit.readers if unit.write < 0 else [unit.write, *unit.readers]
+            for other in earlier:
+                if other != number and not order.before(other, number):
+                    yield _race(order, other, number, region)
+            if unit.write < 0 or order.where[unit.write].call != at.call:
+                unit.fresh = []
+            # A collective that has arrived and leaves has two numbers.
+            again = unit.write not in (-1, number) and order.where[unit.write] is at
+            if unit.readers[-1:] != [number] and not again:
+                unit.fresh.append(number)
+            unit.write = number
+            unit.readers = []
 
 
 def _race(order: Order, first: int, second: int, region: Region) -> Problem:

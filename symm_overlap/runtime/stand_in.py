@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import _C
 from ..plan import Plan, Region, Step, Streams
 from .script import Script
-from .symmetric import half_size
+from .symmetric import half_size, place_in_half
 from .work import WorkOf
 
 
@@ -60,7 +60,7 @@ class StandInWorkspace:
 
     def view(self, rank: int, parity: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """See `Workspace.view`."""
-        return self.place(rank, parity * self.half + offset, shape, dtype)
+        return self.place(rank, place_in_half(self.half, parity, offset, shape, dtype), shape, dtype)
 
     def place(self, rank: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """See `Workspace.place`."""
@@ -132,50 +132,45 @@ class StandInWorkspace:
         call.
         """
         names = list(self.streams) or ["caller"]  # before any script
-        return [(names[stream], what, self._described(what, *numbers)) for what, stream, numbers in self.driver.take()]
+        return [(names[stream], what, self._described(what, numbers)) for what, stream, numbers in self.driver.take()]
 
-    def _described(self, what: str, *numbers: int) -> str:
+    def _described(self, what: str, numbers: Sequence[int]) -> str:
         at = self._named
-        if what in ("signal", "wait"):
-            channel, *peers = numbers
-            return f"{' '.join(map(str, peers))} channel {channel}"
-        if what == "barrier":
-            return f"channel {numbers[0]}"
-        if what == "pace":
-            return f"{numbers[0]} ns"
-        if what in ("record", "follow"):
-            return f"event {numbers[0]}"
-        if what in ("raise", "await"):
-            return f"flag {numbers[0]}"
-        if what == "kernel":
-            programs, threads, *addresses = numbers
-            return f"{programs} programs of {threads} threads: {' '.join(map(at, addresses))}"
-        if what == "copy":
-            to, source, count, nbytes, *strides = numbers
-            size = f"{nbytes} bytes" if count == 1 else f"{count} rows of {nbytes} bytes"
-            return f"{at(to)} <- {at(source)} {size}" + (f" every {strides[0]}, {strides[1]}" if count > 1 else "")
-        if what == "copy tensor":
-            return f"{at(numbers[0])} <- {at(numbers[1])} {numbers[2]} bytes"
-        if what == "make":
-            return f"{numbers[0]} elements"
-        if what == "add":
-            return f"{at(numbers[0])} += {at(numbers[1])} of {numbers[2]}"
-        if what in ("multiply", "multiply scaled"):
-            out, a, b, rows, columns, inner, add, bias = numbers
-            product = f"{at(a)} @ {at(b)}" + (f" + {at(bias)}" if bias else "")
-            return f"{at(out)} {'+=' if add else '='} {product} ({rows}, {inner}) ({inner}, {columns})"
-        if what == "sum":
-            out, copy, elements, average, *partials = numbers
-            outs = at(out) + (f", {at(copy)}" if copy else "")
-            return f"{outs} = {'mean' if average else 'sum'} of {elements}: {' '.join(map(at, partials))}"
-        if what == "meet and sum":
-            channel, done_channel, *rest = numbers
-            behind = "" if done_channel < 0 else f", done on channel {done_channel}"
-            return f"channel {channel}{behind}: {self._described('sum', *rest)}"
-        if what == "await and gather":
-            channel, out, part, nbytes, *sources = numbers
-            places = " ".join(at(source) if source else "-" for source in sources)
-            return f"channel {channel}: {at(out)} {nbytes} bytes <- parts of {part}: {places}"
+        match what, list(numbers):
+            case "signal" | "wait", [channel, *peers]:
+                return f"{' '.join(map(str, peers))} channel {channel}"
+            case "barrier", [channel, *_]:
+                return f"channel {channel}"
+            case "pace", [duration, *_]:
+                return f"{duration} ns"
+            case "record" | "follow", [event, *_]:
+                return f"event {event}"
+            case "raise" | "await", [flag, *_]:
+                return f"flag {flag}"
+            case "kernel", [programs, threads, *addresses]:
+                return f"{programs} programs of {threads} threads: {' '.join(map(at, addresses))}"
+            case "copy", [to, source, 1, nbytes, *_]:
+                return f"{at(to)} <- {at(source)} {nbytes} bytes"
+            case "copy", [to, source, rows, nbytes, to_stride, source_stride]:
+                return f"{at(to)} <- {at(source)} {rows} rows of {nbytes} bytes every {to_stride}, {source_stride}"
+            case "copy tensor", [to, source, nbytes, *_]:
+                return f"{at(to)} <- {at(source)} {nbytes} bytes"
+            case "make", [elements, *_]:
+                return f"{elements} elements"
+            case "add", [to, source, elements, *_]:
+                return f"{at(to)} += {at(source)} of {elements}"
+            case "multiply" | "multiply scaled", [out, a, b, rows, columns, inner, add, bias]:
+                product = f"{at(a)} @ {at(b)}" + (f" + {at(bias)}" if bias else "")
+                return f"{at(out)} {'+=' if add else '='} {product} ({rows}, {inner}) ({inner}, {columns})"
+            case "sum", [out, copy, elements, average, *partials]:
+                outs = at(out) + (f", {at(copy)}" if copy else "")
+                return f"{outs} = {'mean' if average else 'sum'} of {elements}: {' '.join(map(at, partials))}"
+            case "meet and sum", [channel, done_channel, *rest]:
+                behind = "" if done_channel < 0 else f", done on channel {done_channel}"
+                return f"channel {channel}{behind}: {self._described('sum', rest)}"
+            case "await and gather", [channel, out, part, nbytes, *sources]:
+                places = " ".join(at(source) if source else "-" for source in sources)
+                return f"channel {channel}: {at(out)} {nbytes} bytes <- parts of {part}: {places}"
         return " ".join(map(at, numbers))
 
     def _named(self, address: int) -> str:
