@@ -16,6 +16,7 @@ from typing import Any
 import sympy
 import torch
 from torch._dynamo.callback import callback_handler
+from torch._dynamo.exc import ShortenTraceback
 from torch._dynamo.utils import counters as _counters
 from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
@@ -30,6 +31,7 @@ from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod, PythonMod
 __all__ = [
     "CustomGraphPass",
     "GuardOnDataDependentSymNode",
+    "ShortenTraceback",
     "arithmetic",
     "auto_functionalized",
     "configured_pass",

@@ -13,6 +13,7 @@ from ..collective.dispatch.note import make_note
 from ._torch import (
     AnyPass,
     CustomGraphPass,
+    ShortenTraceback,
     get_hash_for_files,
     is_inner_graph,
     run_after_compilations,
@@ -39,8 +40,11 @@ from .report import GraphReport, Site, place_of, record
 from .writer import add_values
 
 
-class NotFusedError(RuntimeError):
+class NotFusedError(ShortenTraceback):
     """Raised with ``strict`` if a collective beside a matmul was not fused, or if a graph has none."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, first_useful_frame=None)
 
 
 class OverlapPass(CustomGraphPass):

@@ -15,24 +15,29 @@ def gather_for_a_batch_of_matrices(world: int, name: str, new: New) -> Any:
     return torch.bmm(gather(new(2, 4, 6), world, name), new(2 * world, 6, 5))
 
 
-@skipped("no matmul uses the gathered tensor", candidate=False)
+@skipped("the gathered tensor is trimmed, padded or put into another order before it is multiplied")
 def chunks_in_another_order(world: int, name: str, new: New) -> Any:
     chunks = gather(new(2, 4, 6), world, name).split(2)
     return torch.cat(list(reversed(chunks)), 1).reshape(-1, 6) @ new(6, 5)
 
 
-@skipped("no matmul uses the gathered tensor", candidate=False)
+@skipped("the gathered tensor is trimmed, padded or put into another order before it is multiplied")
 def a_chunk_twice(world: int, name: str, new: New) -> Any:
     chunks = gather(new(2, 4, 6), world, name).split(2)
     return torch.cat([chunks[0], *chunks[1:-1], chunks[0]], 1).reshape(-1, 6) @ new(6, 5)
 
 
-@skipped("no matmul uses the gathered tensor", candidate=False)
+@skipped("the gathered tensor is trimmed, padded or put into another order before it is multiplied")
 def trimmed(world: int, name: str, new: New) -> Any:
     return gather(new(4, 6), world, name)[: 4 * world - 1] @ new(6, 5)
 
 
 @skipped("no matmul uses the gathered tensor", candidate=False)
+def the_last_token_of_each_sequence(world: int, name: str, new: New) -> Any:
+    return gather(new(2, 3, 6), world, name).view(world, 2, 3, 6)[:, :, -1] @ new(6, 5)
+
+
+@skipped("the gathered tensor is trimmed, padded or put into another order before it is multiplied")
 def slices_that_overlap(world: int, name: str, new: New) -> Any:
     whole = gather(new(4, 2, 6), world, name)
     return torch.cat([whole[3 * rank : 3 * rank + 4] for rank in range(world)], 1).reshape(-1, 6) @ new(6, 5)
@@ -105,9 +110,25 @@ def an_embedding(world: int, name: str, new: New) -> Any:
     return scatter(table.index_put((torch.tensor([0, 1]),), new(2, 6), accumulate=True), world, name)
 
 
-@skipped("not a whole product of a matmul", candidate=False)
+@skipped("a product is trimmed, padded or put into another order before it is reduced")
 def a_part_of_a_product(world: int, name: str, new: New) -> Any:
     return reduce((new(6, 4) @ new(4, 5))[:3], name)
+
+
+@skipped("a product is trimmed, padded or put into another order before it is reduced")
+def rows_that_the_ranks_cannot_share_evenly(world: int, name: str, new: New) -> Any:
+    parts = (new(4 * world - 1, 4) @ new(4, 5)).split(4)
+    return scatter(torch.cat([*parts[:-1], torch.nn.functional.pad(parts[-1], (0, 0, 0, 1))]), world, name)
+
+
+@skipped("not a whole product of a matmul", candidate=False)
+def a_product_that_fills_half_of_what_is_reduced(world: int, name: str, new: New) -> Any:
+    return scatter(torch.nn.functional.pad(new(2 * world, 4) @ new(4, 5), (0, 0, 0, 2 * world)), world, name)
+
+
+@skipped("not a whole product of a matmul", candidate=False)
+def products_side_by_side(world: int, name: str, new: New) -> Any:
+    return scatter(torch.cat([new(2 * world, 4) @ new(4, 5), new(2 * world, 4) @ new(4, 5)]), world, name)
 
 
 @skipped("put into another order before they are reduced")

@@ -19,6 +19,7 @@ from torch.distributed._functional_collectives import all_gather_tensor, all_gat
 from torch.distributed.device_mesh import DeviceMesh
 
 import symm_overlap
+from symm_overlap.inductor import NotFusedError
 from symm_overlap.inductor.choices import Choices
 from symm_overlap.inductor.custom_pass import OverlapPass
 from tests.collective.test_fake_group import fake_group
@@ -173,7 +174,7 @@ def test_a_graph_in_which_nothing_is_fused_warns_and_with_strict_raises(tmp_path
         with pytest.warns(UserWarning, match="this graph has no collective beside a matmul"):
             torch.compile(plain, options=symm_overlap.inductor.options())(torch.ones(4, 4))
         torch._dynamo.reset()
-        with pytest.raises(Exception, match="this graph has no collective beside a matmul"):
+        with pytest.raises(NotFusedError, match="this graph has no collective beside a matmul"):
             torch.compile(plain, options=symm_overlap.inductor.options(strict=True))(torch.ones(4, 4))
 
 

@@ -37,6 +37,7 @@ from .pattern import (
     writing,
 )
 from .quantised import MOVED_FIRST, Quantised
+from .trimmed import why_trimmed_after
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ class AllGather:
             reason = reason or Quantised(self.graph, self.node).reason or why_not_first(gathered)
             if not reason and any(matmul_of(user) for node in gathered.lost for user in node.users):
                 reason = "the gathered tensor is rearranged in a way that the pass cannot follow"
+            reason = reason or why_trimmed_after(self.graph, gathered)
             self.candidate = bool(reason)
             why = "no matmul uses the gathered tensor on its left, or as the gradient of a weight does"
             raise SkipError(reason or why)

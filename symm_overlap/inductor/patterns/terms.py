@@ -15,6 +15,7 @@ from .casts import has_product, is_widening, why_cast
 from .pattern import SkipError, ancestors
 from .place import Place, lies_at, place_in
 from .sums import is_plain_sum, why_part, why_uneven
+from .trimmed import why_trimmed_before
 
 _SCALINGS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 
@@ -114,7 +115,11 @@ class Terms:
     def unknown(self) -> str:
         """Why matmuls among the terms cannot be replaced; empty if there are none."""
         whys = (
-            why_no_matmul(term.node) or why_cast(term.node) or why_uneven(term.node) or why_part(term.node)
+            why_no_matmul(term.node)
+            or why_cast(term.node)
+            or why_uneven(term.node)
+            or why_part(term.node)
+            or why_trimmed_before(term.node)
             for term in self
         )
         return next(filter(None, whys), "")

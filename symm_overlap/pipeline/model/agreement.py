@@ -40,8 +40,11 @@ class Agreement:
                     self._exchange(f"{type(error).__name__}: {error}", None)
             raise
 
-    def reach(self, mine: Mapping[str, object]) -> None:
+    def reach(self, mine: Mapping[str, object]) -> bool:
         """Compare what all ranks pass, once. Collective. To be called inside `rejecting`.
+
+        Returns:
+            True the first time, when all ranks have come; then False at once.
 
         Raises:
             ValueError: ranks differ in it.
@@ -49,7 +52,7 @@ class Agreement:
             torch.distributed.DistBackendError: a rank did not come in time, or has died.
         """
         if self.reached:
-            return
+            return False
         self._awaited = False
         every = self._exchange(None, mine)
         for rank, (error, _) in enumerate(every):
@@ -65,6 +68,7 @@ class Agreement:
                         "send those of one rank to all"
                     )
         self.reached = True
+        return True
 
     def _exchange(self, error: str | None, mine: Mapping[str, object] | None) -> list[Any]:
         return [json.loads(text) for text in said_by_all(self._group, _PURPOSE, json.dumps([error, mine]))]

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..runtime import Stage
+from ..runtime.equal_copies import make_copies_equal
 from ..schedule import Schedule
 from .stage_module import StageModule, has, place, runs_of
 from .tied import Tied, all_names, names_of_part, tied
@@ -41,7 +43,7 @@ class Parts:
         state_dict: Mapping[str, Tensor] | None,
     ) -> None:
         self._model: nn.Module | None = model
-        self._own = schedule.stages_of_ranks[rank]
+        self._schedule, self._own = schedule, schedule.stages_of_ranks[rank]
         self._wanted, self._device = wanted, device
         self._init, self._state_dict = init, state_dict
         self._names = all_names(model)
@@ -109,6 +111,10 @@ class Parts:
         self._model = self._state_dict = self._init = None  # the function may be a method of the model
         if self._mode is not None:
             self.train(self._mode, skeleton)
+
+    def make_copies_equal(self, group: dist.ProcessGroup | None) -> None:
+        """Give the copies of tied parameters equal values: each rank has initialised its own. Collective."""
+        make_copies_equal(self._schedule, self.stages, self.tied, group, self._device)
 
     def train(self, mode: bool, skeleton: nn.Module) -> None:
         """Call ``module.train(mode)`` for all stages, now or once they are created.

@@ -254,7 +254,8 @@ class PipelineModel:
         if not self._parts.built:
             names = self._cut.modules(read.inputs, read.microbatches(self.schedule.microbatches)[0])
             self._parts.build(names, self._cut.model)
-        self._agreement.reach({"numbers of layers of the stages": self._cut.sizes})
+        if self._agreement.reach({"numbers of layers of the stages": self._cut.sizes}):
+            self._parts.make_copies_equal(self._group)
 
     def _runtime(self, read: Batch, returns: str, *, gradients: bool) -> PipelineRuntime:
         """Return the runtime for batches of these shapes: messages through symmetric memory have fixed shapes."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -81,6 +82,25 @@ class StageModule(nn.Module):
         if run is None:
             raise RuntimeError(f"this stage was not cut for tensors of {shapes}: run it with PipelineModel.run_train")
         return run(received, tensors)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StageModule:
+        """Return a copy that lists the same parameters as this stage.
+
+        Raises:
+            ValueError: an earlier stage of this rank lists one of them, and it has not been copied in the same call.
+        """
+        for stage in runs_of(self).earlier:
+            shared = {id(parameter) for parameter in stage.parameters()}
+            names = [name for name, each in self.named_parameters(remove_duplicate=False) if id(each) in shared]
+            if names and id(stage) not in memo:
+                raise ValueError(
+                    f"this stage shares {names[0]} with an earlier stage of its rank, so it cannot be copied without "
+                    "that: copy the stages of a rank together, as copy.deepcopy(torch.nn.ModuleList(stages))"
+                )
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__setstate__(deepcopy(vars(self), memo))  # type: ignore[no-untyped-call]
+        return copied
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True

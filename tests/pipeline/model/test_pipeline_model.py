@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from symm_overlap.pipeline.generators import generate
 from symm_overlap.pipeline.model import PipelineModel
-from symm_overlap.pipeline.runtime import PipelineRuntime, Stage
 from tests.pipeline.model.models import BATCH, LENGTH, WIDTH, inputs_of, make, mean_square, microbatches, reals
 from tests.pipeline.model.reference import EXACT, same_gradients, whole_step
 from tests.ranks import Pool, Rank
@@ -64,30 +63,6 @@ def test_forwards_alone_return_the_loss_where_there_is_a_target_and_outputs_othe
     assert nothing == [None, None]
     torch.testing.assert_close(loss, expected_loss, **EXACT)
     torch.testing.assert_close(outputs, expected, **EXACT)
-
-
-def copies_compute_by_themselves(me: Rank, trace: bool) -> None:
-    """As those of `torch.optim.swa_utils.AveragedModel`."""
-    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))).double()
-    pipe = PipelineModel(model, num_microbatches=2, loss=mean_square, group=me.group, layer_names="*", trace=trace)
-    x = torch.ones(4, 4).double()
-    pipe.run_eval(input=x)
-    copies = [copy.deepcopy(stage.module) for stage in pipe.stages]
-    before = pipe.run_eval(input=x)
-    for each in copies:
-        for parameter in each.parameters():
-            nn.init.ones_(parameter)
-    stages = [Stage(each, stage.index) for each, stage in zip(copies, pipe.stages, strict=True)]
-    found = PipelineRuntime(stages, "1F1B", microbatches=2, group=me.group).eval(**{"['input']": x})
-    torch.testing.assert_close(pipe.run_eval(input=x), before, rtol=0, atol=0)
-    if found is not None:
-        expected = torch.full_like(found, 4 * (4 * (4 * 5 + 1) + 1) + 1)
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("trace", [True, False])
-def test_copies_of_stages_compute_with_their_own_parameters(ranks: Pool, trace: bool) -> None:
-    ranks.run(2, copies_compute_by_themselves, trace)
 
 
 def changing_shapes(me: Rank) -> None:
