@@ -30,6 +30,17 @@ def test_a_batch_that_does_not_fit_is_told_without_advice_for_another_mistake() 
         Stages(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)), {"inputs": reals(2, WIDTH)}, (1, 1))
 
 
+class Hungry(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_too_little_memory_is_told_without_advice_for_another_mistake() -> None:
+    layers = [nn.Linear(WIDTH, WIDTH), Hungry(WIDTH, WIDTH)]
+    with pytest.raises(TraceError, match=r"OutOfMemoryError: CUDA out of memory$"):
+        Stages(nn.Sequential(*layers).double(), {"input": reals(2, WIDTH)}, (1, 1), layer_names="*")
+
+
 class Uncalled(nn.Module):
     """A model that calls no module of its list: they are lists themselves, or it calls their forward."""
 

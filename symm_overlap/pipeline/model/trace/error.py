@@ -6,6 +6,7 @@ import linecache
 from collections.abc import Iterator, Mapping
 from types import FrameType
 
+import torch
 from torch import fx, nn
 
 
@@ -23,6 +24,8 @@ _OF_DTENSORS = (
     "(use_local_output=True), or compute with it inside of a module"
 )
 
+_NOT_OF_THE_CODE = (TypeError, ValueError, MemoryError, torch.OutOfMemoryError)
+"""Errors of a batch that does not fit, or of too little memory."""
 
 _CALLS = "pipeline/model/trace/calls.py"
 _AROUND = ("torch/nn/modules/module.py", _CALLS)  # every call of a module passes through these
@@ -45,8 +48,7 @@ def failure_message(error: BaseException, model: nn.Module, names: Mapping[int, 
     reason = lines[0] if lines else "no message"
     if isinstance(error, PassedError):
         return f"{type(model).__name__} cannot be traced{where}\n  {reason}"
-    wrong_argument = isinstance(error, (TypeError, ValueError))  # as of a batch that does not fit
-    remedy = "" if wrong_argument else f"\n{_REMEDY}"
+    remedy = "" if isinstance(error, _NOT_OF_THE_CODE) else f"\n{_REMEDY}"
     if dtensors and not any(frame.f_code.co_filename.endswith(_CALLS) for frame, _ in _frames(error)):
         remedy = f"\n{_OF_DTENSORS}{remedy}"  # the code is between modules
     return f"{type(model).__name__} cannot be traced{where}\n  {type(error).__name__}: {reason}{remedy}"
