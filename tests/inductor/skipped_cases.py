@@ -127,6 +127,11 @@ def a_product_that_fills_half_of_what_is_reduced(world: int, name: str, new: New
 
 
 @skipped("not a whole product of a matmul", candidate=False)
+def a_product_behind_another_tensor(world: int, name: str, new: New) -> Any:
+    return scatter(torch.cat([new(world, 5), new(2 * world, 4) @ new(4, 5)]), world, name)
+
+
+@skipped("not a whole product of a matmul", candidate=False)
 def products_side_by_side(world: int, name: str, new: New) -> Any:
     return scatter(torch.cat([new(2 * world, 4) @ new(4, 5), new(2 * world, 4) @ new(4, 5)]), world, name)
 

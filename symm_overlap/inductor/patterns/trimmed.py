@@ -62,7 +62,7 @@ def why_trimmed_before(node: Node) -> str:
             if not sources:
                 return ""
     products = [each for each in made if matmul_of(each) is not None]
-    if len(products) != 1 or products[0] is node or not _is_most(products[0], node):
+    if len(products) != 1 or not _is_most(products[0], node):
         return ""
     return f"a product is {_TRIMMED} before it is reduced, {_UNEVEN}"
 
