@@ -68,7 +68,13 @@ TESTS: dict[str, list[str]] = {
     **dict.fromkeys(
         [f"collective/{name}.py" for name in ("scaled", "parts/scaled", *(f"ops/{op}" for op in SCALED_OPS))], SCALED
     ),
-    "collective/ops/symm_mem_names.py": ["tests/collective/test_symm_mem_names.py"],
+    "collective/ops/symm_mem_names.py": [
+        f"tests/collective/test_{name}.py" for name in ("symm_mem_names", "compile_cache")
+    ],
+    "collective/ops/matmuls_reduce_scatter_keep.py": [
+        "tests/collective/test_kept_products.py",
+        "tests/inductor/test_kept_products.py",
+    ],
     "collective/dispatch/functional.py": [
         f"tests/collective/test_{name}.py" for name in ("arguments", "check", "tracebacks")
     ],

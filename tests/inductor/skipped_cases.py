@@ -121,6 +121,17 @@ def rows_that_the_ranks_cannot_share_evenly(world: int, name: str, new: New) -> 
     return scatter(torch.cat([*parts[:-1], torch.nn.functional.pad(parts[-1], (0, 0, 0, 1))]), world, name)
 
 
+@skipped("a product is trimmed, padded or put into another order before it is reduced")
+def a_padded_part_without_elements(world: int, name: str, new: New) -> Any:
+    nothing = torch.nn.functional.pad(torch.zeros(0, 5), (0, 0, 0, 1))  # what DTensor sends for a rank without rows
+    return scatter(torch.cat([new(2 * world - 1, 4) @ new(4, 5), nothing]), world, name)
+
+
+@skipped("the gathered tensor is trimmed, padded or put into another order before it is multiplied")
+def the_last_row_first(world: int, name: str, new: New) -> Any:
+    return torch.ops.prims.rev.default(gather(new(4, 6), world, name), [0]) @ new(6, 5)
+
+
 @skipped("not a whole product of a matmul", candidate=False)
 def a_product_that_fills_half_of_what_is_reduced(world: int, name: str, new: New) -> Any:
     return scatter(torch.nn.functional.pad(new(2 * world, 4) @ new(4, 5), (0, 0, 0, 2 * world)), world, name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 
+import torch
 from torch.fx import Graph, Node
 
 from .._torch import known
@@ -21,8 +22,7 @@ _TRIMS = (
     aten.split.Tensor,
     aten.split_with_sizes.default,
     operator.getitem,
-    aten.flip.default,
-    aten.roll.default,
+    torch.ops.prims.rev.default,
     aten.constant_pad_nd.default,
     aten.cat.default,
 )
@@ -59,7 +59,7 @@ def why_trimmed_before(node: Node) -> str:
             sources = _sources(each)
             left += [source for source in sources if source not in made]
             made.update(sources)
-            if not sources:
+            if not sources and not known(value(each).numel() == 0):
                 return ""
     products = [each for each in made if matmul_of(each) is not None]
     if len(products) != 1 or not _is_most(products[0], node):

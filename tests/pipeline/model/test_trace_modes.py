@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 
 import pytest
@@ -64,3 +66,21 @@ def test_modules_have_the_dtypes_of_autocast_while_they_are_traced(enabled: bool
     with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
         stages = Stages(model, batch, (1, 1))
         torch.testing.assert_close(stages(), model(**batch), rtol=0, atol=0)
+
+
+class Slow(Rounding):
+    """A model that lets other threads run between its layers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.1)
+        return super().forward(x)
+
+
+def test_models_may_be_traced_in_several_threads() -> None:
+    torch.manual_seed(0)
+    models, batch = [Slow().double() for _ in range(4)], {"x": reals(2, WIDTH)}
+    with ThreadPoolExecutor(4) as threads:
+        stages = list(threads.map(lambda model: Stages(model, batch, (1, 1)), models))
+    for model, found in zip(models, stages, strict=True):
+        torch.testing.assert_close(found(), model(**batch), rtol=0, atol=0)
+    assert "requires_grad" not in vars(Tensor), "what a trace replaces is back"

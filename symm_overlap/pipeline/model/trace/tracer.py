@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import torch
@@ -27,6 +28,9 @@ from .state import State, modules_around
 
 # Checks of dtypes. They would keep otherwise unused code alive.
 _NOT_COPIED = {torch.ops.aten._assert_tensor_metadata.default}
+
+_one_at_a_time = Lock()
+"""The recorder and torch.export replace functions of torch in the whole process while a model is traced."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ def trace(
 
     # Not as the caller has set it: a no_grad() around a training step leaves no trace in the graph.
     recorder = Recorder(skeleton.model, whole, state)
-    with torch.inference_mode(False), torch.set_grad_enabled(gradients), recorder:
+    with _one_at_a_time, torch.inference_mode(False), torch.set_grad_enabled(gradients), recorder:
         program = exported(1)
         if drawn := state.draws.ends:
             exported(1)  # what another thread has drawn meanwhile is not drawn again
