@@ -108,10 +108,10 @@ def dimension(name: str, dim: int, shape: Sequence[int | torch.SymInt]) -> int:
     return dim % dims
 
 
-def require_reduce_op(reduce_op: str) -> None:
-    """Raise ValueError if the reduce op is not supported."""
+def require_reduce_op(reduce_op: str, name: str = "reduce_op") -> None:
+    """Raise ValueError if the reduce op, the argument ``name``, is not supported."""
     if reduce_op not in REDUCE_OPS:
-        raise ValueError(f"reduce_op is {reduce_op!r}: allowed are 'sum' and 'avg'")
+        raise ValueError(f"{name} is {reduce_op!r}: allowed are 'sum' and 'avg'")
 
 
 def require_tensor(name: str, tensor: Tensor) -> None:

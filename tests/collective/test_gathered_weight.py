@@ -244,6 +244,15 @@ def test_shards_of_other_shapes_are_told(ranks: Pool, fresh_lane: Callable[[], i
         assert "SYMM_OVERLAP_CHECK=1" in message
 
 
+def bad_reduction(me: Rank) -> None:
+    with pytest.raises(ValueError, match=r"^grad_reduce_op is 'max': allowed are"):
+        symm_overlap.all_gather_weight_matmul(torch.ones(2, 4), torch.ones(4, 4), 0, me.group, grad_reduce_op="max")
+
+
+def test_gradients_are_summed_or_averaged(ranks: Pool) -> None:
+    ranks.run(1, bad_reduction)
+
+
 def bad_dimension(me: Rank) -> None:
     with pytest.raises(ValueError, match="scatter_dim is 2, but a weight has dimensions -2 to 1"):
         ops.weight_grad_reduce_scatter(torch.ones(2, 4), torch.ones(2, 4), "sum", 2, me.group_name)

@@ -21,6 +21,19 @@ def test_the_product_of_rows_sums_over_every_dimension_but_the_last(dim: int) ->
     assert torch.equal(product_of_rows(A, G, dim), torch.einsum("abck,abcn->kn", A, G))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_product_of_backward_passes_is_differentiable(dtype: torch.dtype) -> None:
+    """`product` calls this op for the dtypes in which the back end multiplies itself."""
+    inputs = [ref.binary(shape, dtype, seed=seed) for seed, shape in enumerate([(3, 5), (5, 4), (4,)])]
+    grad = ref.binary((3, 4), dtype, seed=9)
+    results = []
+    for multiply in (ops._product, lambda a, b, bias: torch.addmm(bias, a, b)):
+        given = [each.clone().requires_grad_() for each in inputs]
+        results.append(torch.autograd.grad(multiply(*given), given, grad))
+    for found, wanted in zip(*results, strict=True):
+        assert torch.equal(found, wanted)
+
+
 def scattered_addend(me: Rank, dim: int, reduce_op: str) -> None:
     shape = [3, 2]
     shape[dim] *= me.world

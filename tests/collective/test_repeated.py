@@ -26,14 +26,18 @@ CALLS = 6
 
 
 @contextmanager
-def counted() -> Iterator[list[bool]]:
-    """Yield a list to which each call adds whether it was repeated, if calls of its kind can be."""
+def counted(ops: set[str] | None = None) -> Iterator[list[bool]]:
+    """Yield a list to which each call adds whether it was repeated, if calls of its kind can be. Add the names of the
+    ops that were repeated to ``ops``.
+    """
     found: list[bool] = []
     original = Repeated.call
 
     def call(self: Repeated, *args: object) -> object:
         result = original(self, *args)  # type: ignore[arg-type]
         found.append(result is not repeated._NOT_NOW)
+        if found[-1] and ops is not None:
+            ops.add(self._op)
         return result
 
     with mock.patch.object(Repeated, "call", call):
@@ -76,27 +80,32 @@ def check(
             agree(grad, wanted)
 
 
-def every_case(me: Rank, path: str, chunks: int | None, like_gpus: bool) -> dict[str, int]:
-    """Return, for each kind of case, how many calls of ops were repeated. The ops of two kinds cannot be repeated."""
+def every_case(me: Rank, path: str, chunks: int | None, like_gpus: bool) -> tuple[dict[str, int], set[str]]:
+    """Return, for each kind of case, how many calls of ops were repeated, and which ops. Two kinds cannot be."""
     hits: dict[str, int] = {}
+    ops: set[str] = set()
     with comparing(False), symm_overlap.force_path(path, chunks=chunks), in_place(not like_gpus):
         for case in CASES:
-            with counted() as found:
+            with counted(ops) as found:
                 for number in range(CALLS):
                     check(me, case, number, poisoned_outputs() if number % 2 else nullcontext())
             hits[type(case).__name__] = hits.get(type(case).__name__, 0) + sum(found)
-    return hits
+    return hits, ops
 
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("path", [("sequential", None), ("pipelined", 1), ("pipelined", 2)], ids=str)
 def test_repeated_calls_compute_what_the_first_one_did(ranks: Pool, path: tuple[str, int | None], world: int) -> None:
-    hits = ranks.run(world, every_case, *path, True, timeout=120)[0]
+    hits, ops = ranks.run(world, every_case, *path, True, timeout=120)[0]
+    assert ops == {f"{one}{another}" for one in ("", "matmul_") for another in ("reduce_scatter", "all_reduce")} | {
+        "all_gather",
+        "all_gather_matmul",
+    }
     assert {kind for kind, count in hits.items() if count == 0} == {"GatherWeight", "ScatterWeightGrad"}, hits
 
 
 def test_repeated_calls_that_read_the_memory_of_peers(ranks: Pool) -> None:
-    assert sum(ranks.run(2, every_case, "pipelined", 2, False, timeout=120)[0].values()) > 0
+    assert sum(ranks.run(2, every_case, "pipelined", 2, False, timeout=120)[0][0].values()) > 0
 
 
 def gathers(me: Rank, A: Tensor) -> list[bool]:

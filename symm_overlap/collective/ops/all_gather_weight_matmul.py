@@ -86,7 +86,7 @@ def _require(
 ) -> tuple[int, list[int]]:
     """Return the dimension, and the shape of the whole weight."""
     require_tensors([("X", X), ("W_shard", W_shard)])
-    require_reduce_op(grad_reduce_op)
+    require_reduce_op(grad_reduce_op, "grad_reduce_op")
     if W_shard.dim() != 2:
         raise ValueError(f"W_shard of shape {tuple(W_shard.shape)} must be a matrix")
     gather_dim = dimension("gather_dim", gather_dim, W_shard.shape)
