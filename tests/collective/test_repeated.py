@@ -93,7 +93,7 @@ def every_case(me: Rank, path: str, chunks: int | None, like_gpus: bool) -> tupl
     return hits, ops
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("path", [("sequential", None), ("pipelined", 1), ("pipelined", 2)], ids=str)
 def test_repeated_calls_compute_what_the_first_one_did(ranks: Pool, path: tuple[str, int | None], world: int) -> None:
     hits, ops = ranks.run(world, every_case, *path, True, timeout=120)[0]

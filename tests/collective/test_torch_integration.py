@@ -101,7 +101,14 @@ def opcheck_is_green(me: Rank, op: str) -> int:
 OPS = dict.fromkeys(overload.overloadpacket.__name__ for overload in KERNELS)
 
 
-@pytest.mark.parametrize("op", [op for op in OPS if "scaled" not in op])  # scaled ops: test_scaled_as_torch_ops.py
+@pytest.mark.parametrize(
+    "op",
+    [
+        pytest.param(op, marks=pytest.mark.slow) if op.startswith("fused_matmuls") else op  # sums of several products
+        for op in OPS
+        if "scaled" not in op  # test_scaled_as_torch_ops.py
+    ],
+)
 def test_opcheck_is_green_for_every_op_dimension_and_dtype(ranks: Pool, op: str) -> None:
     fully = ranks.run(2, opcheck_is_green, op, timeout=120)
     assert fully[0] >= (1 if "all_reduce" in op else 3)

@@ -33,7 +33,7 @@ SKIPPED = [name for name, case in CASES.items() if case.reason]
 STRICT = Choices(strict=True)
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FUSED)
 def test_collectives_beside_matmuls_are_fused(name: str, world: int) -> None:
     case = CASES[name]
@@ -65,7 +65,7 @@ def test_products_that_are_used_elsewhere_are_made_once(name: str) -> None:
     assert len(keeps) == (0 if name in MADE_BEFORE else len(case.matmuls))
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SKIPPED)
 def test_what_cannot_be_fused_stays_as_it_is_and_the_report_says_why(name: str, world: int) -> None:
     case = CASES[name]

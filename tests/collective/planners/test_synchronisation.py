@@ -45,6 +45,11 @@ OPTION_CASES = [
     *((all_gather_consume, {**streams, **options}) for streams in STREAMS for options in GATHER_OPTIONS),
     *((produce_reduce_scatter, {**streams, "keep": True, "own": own}) for streams in STREAMS for own in (False, True)),
 ]
+# Every option occurs with two of the seven choices of streams among the quick tests, and with all among the slow ones.
+QUICK_AND_SLOW = [
+    each if number % 7 in (0, 3) else pytest.param(*each, marks=pytest.mark.slow)
+    for number, each in enumerate(OPTION_CASES)
+]
 SEQUENTIAL_CASES = [
     *((planner, {"in_place": in_place}) for planner in SEQUENTIAL for in_place in (False, True)),
     (gather_then_consume, {"keep": True}),
@@ -95,13 +100,13 @@ def test_sequential_plans_hold_for_every_world_size(planner, arguments):
         holds(planner, world, **arguments)
 
 
-@pytest.mark.parametrize(("planner", "arguments"), OPTION_CASES, ids=case_id)
+@pytest.mark.parametrize(("planner", "arguments"), QUICK_AND_SLOW, ids=case_id)
 def test_the_options_of_all_gathers_and_reduce_scatters_hold(planner, arguments):
     for world, chunks in itertools.product((1, 2, 3, 5, 8), (1, 3)):
         holds(planner, world, chunks=chunks, **arguments)
 
 
-@pytest.mark.parametrize(("planner", "arguments"), CASES + OPTION_CASES, ids=case_id)
+@pytest.mark.parametrize(("planner", "arguments"), CASES + QUICK_AND_SLOW, ids=case_id)
 def test_taking_out_any_synchronisation_makes_verify_fail(planner, arguments):
     larger = [(2, 1), (5, 2)] if (planner, arguments) in CASES else []  # for options, left out to save time
     for world, chunks in [(1, 2), (2, 3), (3, 2), (4, 1), *larger]:
