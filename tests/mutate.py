@@ -71,6 +71,10 @@ TESTS: dict[str, list[str]] = {
     "collective/ops/symm_mem_names.py": [
         f"tests/collective/test_{name}.py" for name in ("symm_mem_names", "compile_cache")
     ],
+    **{
+        f"collective/ops/{op}.py": [*OPS, "tests/collective/test_gathered_weight.py"]
+        for op in ("all_gather_weight_matmul", "weight_grad_reduce_scatter")
+    },
     "collective/ops/matmuls_reduce_scatter_keep.py": [
         "tests/collective/test_kept_products.py",
         "tests/inductor/test_kept_products.py",

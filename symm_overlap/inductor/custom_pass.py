@@ -40,7 +40,7 @@ from .report import GraphReport, Site, place_of, record
 from .writer import add_values
 
 
-class NotFusedError(ShortenTraceback):
+class NotFusedError(ShortenTraceback):  # torch would wrap any other error of a pass into one of its own
     """Raised with ``strict`` if a collective beside a matmul was not fused, or if a graph has none."""
 
     def __init__(self, message: str) -> None:

@@ -143,6 +143,12 @@ def a_product_behind_another_tensor(world: int, name: str, new: New) -> Any:
 
 
 @skipped("not a whole product of a matmul", candidate=False)
+def a_product_of_an_op_of_this_package(world: int, name: str, new: New) -> Any:
+    # The product is an element of a list that the op returns.
+    return scatter(torch.ops.symm_overlap.fused_all_gather_matmul(new(4, 6), [new(6, 5)], 0, name)[1][0], world, name)
+
+
+@skipped("not a whole product of a matmul", candidate=False)
 def products_side_by_side(world: int, name: str, new: New) -> Any:
     return scatter(torch.cat([new(2 * world, 4) @ new(4, 5), new(2 * world, 4) @ new(4, 5)]), world, name)
 

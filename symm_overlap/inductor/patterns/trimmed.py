@@ -59,7 +59,7 @@ def why_trimmed_before(node: Node) -> str:
             sources = _sources(each)
             left += [source for source in sources if source not in made]
             made.update(sources)
-            if not sources and not known(value(each).numel() == 0):
+            if not sources and not (is_tensor(each) and known(value(each).numel() == 0)):
                 return ""
     products = [each for each in made if matmul_of(each) is not None]
     if len(products) != 1 or not _is_most(products[0], node):

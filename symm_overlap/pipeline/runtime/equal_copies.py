@@ -34,6 +34,7 @@ def make_copies_equal(
         device: the device of the parameters.
 
     Raises:
+        ValueError: copies have different shapes.
         torch.distributed.DistBackendError: a rank has died, or did not come before the deadline.
     """
     found = group or dist.group.WORLD

@@ -45,7 +45,7 @@ OPTION_CASES = [
     *((all_gather_consume, {**streams, **options}) for streams in STREAMS for options in GATHER_OPTIONS),
     *((produce_reduce_scatter, {**streams, "keep": True, "own": own}) for streams in STREAMS for own in (False, True)),
 ]
-# Every option occurs with two of the seven choices of streams among the quick tests, and with all among the slow ones.
+# Every option occurs with two of the seven choices of streams among the quick tests, and with five among the slow ones.
 QUICK_AND_SLOW = [
     each if number % 7 in (0, 3) else pytest.param(*each, marks=pytest.mark.slow)
     for number, each in enumerate(OPTION_CASES)

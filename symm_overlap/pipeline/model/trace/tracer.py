@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from .state import State, modules_around
 # Checks of dtypes. They would keep otherwise unused code alive.
 _NOT_COPIED = {torch.ops.aten._assert_tensor_metadata.default}
 
-_one_at_a_time = Lock()
+_one_at_a_time = RLock()  # a signal handler may trace too
 """The recorder and torch.export replace functions of torch in the whole process while a model is traced."""
 
 
