@@ -42,7 +42,7 @@ from tests.rank_process import COMPILER, Rank, Ranks, Setup
 
 __all__ = ["Outcome", "Pool", "Rank", "RankError", "Running"]
 
-DEFAULT_ENVIRONMENT = {"SYMM_OVERLAP_CHECK": "1", "GLOO_SOCKET_IFNAME": "lo", **COMPILER}
+DEFAULT_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", **COMPILER}
 PRELOADED = ["tests.preloaded"]
 START_SECONDS = 120.0
 GRACE_SECONDS = 10.0  # time for the other ranks to end once one has failed

@@ -41,14 +41,12 @@ def comparing(on: bool) -> AbstractContextManager[None]:
 @contextmanager
 def comparing_in_threads(on: bool) -> Iterator[None]:
     """Do the same as `comparing` for all threads of this process. `comparing` affects only its own thread."""
-    before = os.environ["SYMM_OVERLAP_CHECK"]
-    os.environ["SYMM_OVERLAP_CHECK"] = str(int(on))
-    environment.cache_clear()
-    forget_routes()
     try:
-        yield
+        with mock.patch.dict(os.environ, {"SYMM_OVERLAP_CHECK": str(int(on))}):
+            environment.cache_clear()
+            forget_routes()
+            yield
     finally:
-        os.environ["SYMM_OVERLAP_CHECK"] = before
         environment.cache_clear()
         forget_routes()
 

@@ -11,11 +11,12 @@ inline const char* same_calls_advice() {
          "Set SYMM_OVERLAP_CHECK=1 on every rank to see both calls in full.";
 }
 
-// `peer` is the name of the peer in the message. `theirs` and `ours` are the numbers of both calls. `theirs` is -1 if
-// the peer has not announced a call.
+// `peer` is the name of the peer in the message. `theirs` and `ours` are how many calls each rank had made on the lane
+// before. `theirs` is -1 if the peer has not announced a call. The message counts from 1.
 inline std::string different_call(const std::string& peer, int64_t theirs, int64_t ours) {
-  const std::string number = std::to_string(ours);
-  std::string what = "it is in its call number " + std::to_string(theirs) + ", this rank in its call number " + number;
+  const std::string number = std::to_string(ours + 1);
+  std::string what =
+      "it is in its call number " + std::to_string(theirs + 1) + ", this rank in its call number " + number;
   if (theirs == ours) {
     what = "both are call number " + number +
            " of their rank, but op, shapes, dtypes or settings differ, or a call of one rank alone was rejected";

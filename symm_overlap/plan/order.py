@@ -62,9 +62,15 @@ class Order:
         arrivals: for each (channel, rank), the numbers of arriving at its barriers. The n-th barriers of all ranks are
             one barrier.
         calls: the plans from which the order was computed.
+
+    Raises:
+        ValueError: the calls have different numbers of ranks, or a step comes after one that is not before it.
     """
 
     def __init__(self, calls: Calls) -> None:
+        worlds = [len(plans) for plans in calls]
+        if len(set(worlds)) > 1:
+            raise ValueError(f"the calls have plans of {worlds} ranks: all need the same number of ranks")
         self.calls = calls
         self.where: list[At] = []
         self.sequence: list[int] = []
@@ -111,6 +117,8 @@ class Order:
             at = At(call, plan.rank, index, step)
             number = self._append(at)
             if step.after:
+                if not all(0 <= earlier < index for earlier in step.after):
+                    raise ValueError(f"{at}: after is {step.after}: it may name only earlier steps")
                 self.follows[number] += [numbers[earlier] for earlier in step.after]
             channel = step.channel or 0
             meets = kind(step.kind).meets

@@ -60,8 +60,8 @@ def simulate(
         The timeline: when each step ran, the makespan and the overlap efficiency.
 
     Raises:
-        ValueError: the plans deadlock, or have a kind of step that is not registered; `verify` says where. Or a cost is
-            below 0, or the costs together are not finite.
+        ValueError: the plans deadlock, or have a kind of step that is not registered, or a step whose ``after`` names a
+            later step; `verify` says where. Or a cost is below 0, or the costs together are not finite.
     """
     order = Order(calls)
     if order.stuck:

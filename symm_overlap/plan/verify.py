@@ -73,7 +73,7 @@ def verify(
 
     Raises:
         ValueError: ``halves`` or ``contracts`` are not as many as ``calls``, or a half is not 0 or 1.
-        TypeError: ``contracts`` is a single one.
+        TypeError: ``contracts`` is no list of contracts.
     """
     steps = sum(len(plan.steps) for plans in calls for plan in plans)
     problems = tuple(find_problems(calls, halves, graphs=graphs, contracts=contracts))
@@ -119,6 +119,9 @@ def find_problems(
     """Yield the problems of ``calls`` one by one, so that a caller may stop at the first; arguments as in `verify`."""
     if isinstance(contracts, Contract):
         raise TypeError("contracts is one Contract: give a list with one for each call")
+    for contract in contracts or ():
+        if not isinstance(contract, Contract):
+            raise TypeError(f"contracts has {contract!r}, which is no Contract")
     for name, each in (("halves", halves), ("contracts", contracts)):
         if each is not None and len(each) != len(calls):
             raise ValueError(f"{name} names {len(each)} {name} for {len(calls)} calls: give one for each call")

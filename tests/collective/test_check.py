@@ -15,6 +15,7 @@ from symm_overlap._torch import group_store
 from tests.collective import reference as ref
 from tests.limits import SOON
 from tests.ranks import Pool, Rank
+from tests.transforms import comparing
 
 ops = torch.ops.symm_overlap
 WORLD = 3
@@ -80,6 +81,7 @@ def good(me: Rank) -> None:
     torch.testing.assert_close(ops.fused_all_gather_matmul(A, [B], 0, me.group_name)[1][0], whole @ B, rtol=0, atol=0)
 
 
+@comparing(True)
 def call_differently(me: Rank, odd: int, what: str) -> tuple[str, float]:
     call, _ = DIFFERENT[what]
     start = time.monotonic()
@@ -160,6 +162,7 @@ REFUSED: dict[str, tuple[Call, type[Exception], str]] = {
 }
 
 
+@comparing(True)
 def one_refuses(me: Rank, odd: int, what: str, fresh: bool) -> tuple[str, float]:
     call, error, _ = REFUSED[what]
     if fresh:  # in its first call, a group also compares settings
@@ -189,6 +192,7 @@ def test_a_rank_that_refuses_its_arguments_does_not_leave_the_others_waiting(
             assert REFUSED[what][2] in message.split("rank 2 calls ")[1]
 
 
+@comparing(True)
 def call_three_ways(me: Rank) -> str:
     rows = 2 * (me.rank + 1)
     with pytest.raises(RuntimeError, match="make different calls") as raised:
@@ -205,6 +209,7 @@ def test_of_several_that_differ_every_rank_names_the_same_two(ranks: Pool) -> No
     assert "rank 1 calls all_gather((4, 6)" in messages[0]
 
 
+@comparing(True)
 def call_differently_on_a_lane(me: Rank) -> None:
     for _ in range(3):
         with symm_overlap.lane(1), pytest.raises(RuntimeError, match=r"make different calls \(lane 1"):
@@ -218,6 +223,7 @@ def test_each_lane_is_checked_by_itself(ranks: Pool) -> None:
     ranks.run(WORLD, call_differently_on_a_lane)
 
 
+@comparing(True)
 def keys_left_in_the_store(me: Rank) -> int:
     good(me)  # the first call leaves permanent keys, with facts about the ranks
     before = group_store(me.group).num_keys()

@@ -20,6 +20,7 @@ import symm_overlap
 from symm_overlap import _C
 from symm_overlap.collective.dispatch import direct_call
 from tests.ranks import Pool, Rank
+from tests.transforms import comparing
 
 OP = torch.ops.symm_overlap.fused_all_gather_matmul.default
 NAME = "symm_overlap::fused_all_gather_matmul"
@@ -170,6 +171,7 @@ def is_converted(me: Rank) -> None:
         assert part.dtype == torch.bfloat16
 
 
+@comparing(True)
 def is_too_large(me: Rank) -> None:
     """The dispatcher rejects numbers and strings that it cannot represent, and the peers are notified at once."""
     X = torch.ones(2, 4)

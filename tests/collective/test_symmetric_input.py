@@ -117,6 +117,7 @@ def test_symmetric_memory_that_peers_cannot_use_as_it_is_is_published(ranks: Poo
     ranks.run(3, of_another_group)
 
 
+@comparing(True)
 def on_one_rank_only(me: Rank) -> str:
     shards = inputs(me.world, (ROWS, COLUMNS), torch.float32, seed=1)
     A = symmetric(me, ROWS, COLUMNS).copy_(shards[me.rank])
@@ -132,6 +133,7 @@ def test_checking_finds_ranks_of_which_only_some_bring_symmetric_memory(ranks: P
         assert "in symmetric memory" not in message.split("rank 1 calls ")[0]
 
 
+@comparing(True)
 def of_another_tensor_on_one_rank(me: Rank) -> str:
     shards = inputs(me.world, (ROWS, COLUMNS), torch.float32, seed=1)
     mine, other = (symmetric(me, ROWS, COLUMNS).copy_(shards[me.rank]) for _ in range(2))

@@ -169,6 +169,13 @@ def test_a_deadlock_shows_the_table_and_where_each_rank_is() -> None:
     assert caught.value.next_actions == {0: Action(0, "RECV_B", 0), 1: Action(1, "RECV_F", 1)}
 
 
+def test_a_schedule_without_messages_is_told_what_adds_them() -> None:
+    with pytest.raises(
+        DeadlockError, match=r"^the schedule deadlocks, because it has no sends and receives \(symm_over"
+    ):
+        simulate_unit_time(generate("GPipe", ranks=2, microbatches=2))
+
+
 def test_a_stage_that_nobody_sends_to_waits_for_ever() -> None:
     for row in ("0RECV_F0", "0RECV_B0", "0SEND_F0", "0SEND_B0", "0WAIT_SEND_F0"):
         assert outcome(table(row))[1] == {0: Action.parse(row)}

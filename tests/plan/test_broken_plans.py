@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from symm_overlap.plan import Life, Plan, Region, Step, verify
+from symm_overlap.plan import Life, Plan, Region, Step, draw, simulate, verify
 
 from .timelines import by_hand
 
@@ -175,6 +175,19 @@ def test_plans_must_be_whole_and_complete():
     assert kinds_of([[plan, plan]]) == ["malformed"], "rank 0 twice"
     assert kinds_of(one_rank(FORK)) == ["malformed"]
     assert kinds_of(one_rank(FORK, Step("join", "t", after=(0,)))) == ["malformed"]
+
+
+def test_contracts_are_contracts():
+    with pytest.raises(TypeError, match="contracts has 'sum', which is no Contract"):
+        verify([[by_hand(0, 1, FORK, JOIN)]], contracts=["sum"])
+
+
+@pytest.mark.parametrize("function", [simulate, draw.text])
+def test_what_has_no_order_has_no_picture_and_no_time(function):
+    with pytest.raises(ValueError, match=r"step 1: pull on t: after is \(5,\): it may name only earlier steps"):
+        function(one_rank(FORK, Step("pull", "t", after=(5,)), JOIN))
+    with pytest.raises(ValueError, match=r"plans of \[2, 1\] ranks: all need the same number"):
+        function([*two_ranks([FORK, JOIN], [FORK, JOIN]), *one_rank(FORK, JOIN)])
 
 
 def test_two_streams_with_barriers_on_one_channel_are_refused():

@@ -94,6 +94,8 @@ def test_text_refuses_what_has_no_picture():
     wait = Step("wait", "s", peers=(1,), channel=0)
     with pytest.raises(ValueError, match="deadlock"):
         draw.text([[by_hand(0, 2, wait), by_hand(1, 2)]])
+    with pytest.raises(ValueError, match="there are no plans to draw"):
+        draw.text([])
 
 
 @pytest.fixture(scope="module")

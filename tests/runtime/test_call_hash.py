@@ -108,19 +108,19 @@ def test_ranks_in_the_same_calls_go_on(ranks: Pool, world: int) -> None:
     [
         pytest.param(
             [[(1, 0), (2, 1)], [(1, 0), (3, 1)]],
-            ["both are call number 1 of their rank, but op, shapes, dtypes or settings differ"] * 2,
+            ["both are call number 2 of their rank, but op, shapes, dtypes or settings differ"] * 2,
             id="another hash",
         ),
         pytest.param(
             [[(1 << 63, 0)], [(1 << 63 | 1, 0)]],
-            ["both are call number 0 of their rank, but op, shapes, dtypes or settings differ"] * 2,
+            ["both are call number 1 of their rank, but op, shapes, dtypes or settings differ"] * 2,
             id="all 64 bits count",
         ),
         pytest.param(
             [[(1, 5)], [(1, 4)]],
             [
-                "it is in its call number 4, this rank in its call number 5",
-                "it is in its call number 5, this rank in its call number 4",
+                "it is in its call number 5, this rank in its call number 6",
+                "it is in its call number 6, this rank in its call number 5",
             ],
             id="one call behind",
         ),

@@ -118,9 +118,9 @@ def test_a_rank_that_was_told_names_the_rank_that_gave_up(signals: CudaSignals) 
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (7, "both are call number 7 of their rank, but op, shapes, dtypes or settings differ"),
-        (6, "it is in its call number 6, this rank in its call number 7"),
-        (-1, "it has not announced a call, and this rank is in its call number 7"),
+        (7, "both are call number 8 of their rank, but op, shapes, dtypes or settings differ"),
+        (6, "it is in its call number 7, this rank in its call number 8"),
+        (-1, "it has not announced a call, and this rank is in its call number 8"),
     ],
 )
 def test_a_rank_in_a_different_call_is_named_with_both_numbers(signals: CudaSignals, found: int, said: str) -> None:

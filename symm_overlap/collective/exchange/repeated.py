@@ -62,8 +62,9 @@ class Repeatable:
         state, settings, eager = peers.state, peers.settings, self.eager
         if state.alone or settings.needs is not None or settings.transforms or settings.comparing or _C.profiled():
             return eager(peers, *args, **kwargs)
-        # What is gathered may be in symmetric memory in one call, and in other memory in the next.
-        place = place_of(args[0], state) if self._gathers else None
+        # What is gathered may be in symmetric memory in one call, and in other memory in the next. It may be None,
+        # which the dispatcher lets pass and the op rejects.
+        place = place_of(args[0], state) if self._gathers and args[0] is not None else None
         kind = eager, key or _C.call_key((args, *kwargs.items())), place, settings.routing
         cache = state.repeated
         known = cache.get(kind)

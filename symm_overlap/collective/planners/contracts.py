@@ -19,17 +19,13 @@ A step is run by its ``chunk`` and ``peers`` as well as by its regions (see `pla
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 
 from ...plan import Contract, Life, Plan, Region, Step, copied
 from ...plan.values import Given, Input, Makes, Name, Names, inputs_of
+from .flags import require_flags
 from .kinds import ANNOUNCE, CONSUME, POLL, PRODUCE, PUBLISH, PULL, PUSH, RAISE, REDUCE, TILES
-from .one_launch import by_flag
-
-_SETTERS = "contracts: how many steps set the flag of each chunk"
-"""A key of `Plan.derived`."""
 
 
 def _steps(gathers: bool) -> Mapping[str, Makes]:
@@ -54,7 +50,7 @@ def _steps(gathers: bool) -> Mapping[str, Makes]:
     def multiplied(names: Names, plan: Plan, step: Step, read: list[list[Name]]) -> list[list[Name]]:
         """Multiply consecutive chunks from the one that the step names on, or all. An output that is read is added."""
         if step.kind == TILES:
-            _require_one_flag(plan, step)
+            require_flags(plan, gathers)
         sources, sums = _operands(names, plan, step, read)
         values = [value for _, values in sources for value in values]
         if step.chunk is None:
@@ -72,10 +68,13 @@ def _steps(gathers: bool) -> Mapping[str, Makes]:
             products = [_total(names, [*_terms(sums), *products])]
         return [products] * len(step.writes)
 
+    def flagged(names: Names, plan: Plan, step: Step, read: list[list[Name]]) -> list[list[Name]]:
+        require_flags(plan, gathers)
+        return []
+
     return {
         ANNOUNCE: _announced,
-        RAISE: _flagged,
-        POLL: _flagged,
+        **dict.fromkeys((RAISE, POLL), flagged),
         **dict.fromkeys((PUBLISH, PULL, PUSH), moved),
         **dict.fromkeys((PRODUCE, CONSUME, TILES), multiplied),
         REDUCE: _summed,
@@ -135,24 +134,6 @@ def _operands(
     if offsets != [[names("offset", owner)] for owner in owners] or plan.buffers["offset"] is not Life.CALL:
         raise ValueError(f"behind the inputs of the ranks {owners}, it must read where each begins in this call")
     return sources, sums
-
-
-def _flagged(names: Names, plan: Plan, step: Step, read: list[list[Name]]) -> list[list[Name]]:
-    _require_one_flag(plan, step)
-    return []
-
-
-def _require_one_flag(plan: Plan, step: Step) -> None:
-    """Raise ValueError if a step that sets a flag, or waits for one, names another chunk than the step at the other
-    end, or if another step sets the same flag.
-    """
-    for earlier in (plan.steps[index] for index in step.after):
-        if by_flag(earlier, step) and earlier.chunk != step.chunk:
-            raise ValueError(f"it waits for the flag of another chunk than it names: that of {earlier}")
-    if _SETTERS not in plan.derived:
-        plan.derived[_SETTERS] = Counter((each.kind, each.chunk) for each in plan.steps if each.kind in (RAISE, TILES))
-    if plan.derived[_SETTERS][step.kind, step.chunk] > 1:
-        raise ValueError("several steps set the flag of this chunk")
 
 
 def _terms(values: Sequence[Name]) -> list[Name]:

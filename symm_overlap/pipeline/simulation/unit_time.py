@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from ... import _sim
 from ...plan.work import integers
-from ..action import Action
+from ..action import MESSAGES, Action
 from ..schedule import Schedule
 from .encoded import Encoded, encode
 
@@ -43,7 +43,12 @@ class DeadlockError(ValueError):
         self.next_actions = partial.next_actions()
         lines = [f"    rank {rank} cannot run {action}" for rank, action in self.next_actions.items()]
         table = partial.text(first=max(0, partial.length - SHOWN))
-        super().__init__("\n".join(["the schedule deadlocks:", *lines, "It ran up to here:", table]))
+        encoded, decode = partial.encoded, partial.encoded.decoder()
+        leaves = (leaf for cell in encoded.cells if (action := decode(cell)) for leaf in action.leaves)
+        why = "the schedule deadlocks"
+        if encoded.ranks > 1 and not any(leaf.kind in MESSAGES for leaf in leaves):
+            why += ", because it has no sends and receives (symm_overlap.pipeline.lower adds them)"
+        super().__init__("\n".join([f"{why}:", *lines, "It ran up to here:", table]))
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Verify a schedule: prove that it trains the model, terminates, and computes only on data that is available.
 
+A schedule without any backward evaluates the model, and is checked for that.
+
 - Every microbatch has every action exactly once on each stage, on the rank of the stage.
 - Each action comes after the actions of its own rank that it needs. What it needs from another rank, it receives.
 - Every send has its receive, and both ends of each link have them in the same order.
@@ -16,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...plan.verdict import Verdict
-from ..action import MESSAGES
+from ..action import BACKWARD_WEIGHT, BACKWARDS, MESSAGES
 from ..schedule import Schedule, require_equal_shares
 from .counts import consumed, misplaced, wrong_counts, wrong_order
 from .deadlock import TRANSPORTS, deadlocks
@@ -30,6 +32,7 @@ class Report(Verdict):
     """What `verify` found.
 
     Attributes:
+        trains: whether the schedule has backwards. Without any, it only evaluates the model.
         actions: the number of actions; the parts of compounds count separately.
         problems: what is wrong; empty if ``ok``.
         peak_activations: for each rank, the most (stage, microbatch) pairs whose activations it keeps at a time. They
@@ -37,6 +40,7 @@ class Report(Verdict):
         peak_unsharded: for each rank, the most stages whose parameters are unsharded at a time.
     """
 
+    trains: bool
     actions: int
     problems: tuple[Problem, ...]
     peak_activations: tuple[int, ...]
@@ -45,7 +49,8 @@ class Report(Verdict):
     def __str__(self) -> str:
         if self.ok:
             return (
-                f"{self.actions} actions: each once and in order, no deadlock; at most "
+                f"{self.actions} actions{'' if self.trains else ', no backwards'}: each once and in order, "
+                "no deadlock; at most "
                 f"{max(self.peak_activations, default=0)} activations and {max(self.peak_unsharded, default=0)} "
                 "unsharded stages on a rank"
             )
@@ -72,7 +77,8 @@ def verify(schedule: Schedule, *, transport: str = "rendezvous") -> Report:
     require_equal_shares(schedule)
     index = Index(schedule)
     problems = tuple(_problems(index, transport))
-    return Report(sum(map(len, index.places)), problems, peak_activations(index), peak_unsharded(index))
+    trains = not index.kinds.isdisjoint((*BACKWARDS, BACKWARD_WEIGHT))
+    return Report(trains, sum(map(len, index.places)), problems, peak_activations(index), peak_unsharded(index))
 
 
 def _problems(index: Index, transport: str) -> Iterator[Problem]:

@@ -58,7 +58,10 @@ def sharded(index: Index) -> Iterator[Problem]:
 
 
 def unreduced(index: Index) -> Iterator[Problem]:
-    """Find stages whose gradients are reduced too early or not at all. Without any REDUCE_GRAD, nothing is checked."""
+    """Find stages whose gradients are reduced too early or not at all, or that have no gradients.
+
+    Without any REDUCE_GRAD, nothing is checked.
+    """
     if REDUCE_GRAD not in index.kinds:
         return
     for places in index.places:
@@ -75,6 +78,9 @@ def unreduced(index: Index) -> Iterator[Problem]:
             elif reduced.cell <= backward.cell:
                 text = f"stage {stage} is reduced before its last backward"
                 yield Problem("unreduced", (reduced, backward), text)
+        for place in places:
+            if place.action.kind == REDUCE_GRAD and place.action.stage not in last:
+                yield Problem("unreduced", (place,), f"stage {place.action.stage} has no backward, hence no gradients")
 
 
 def peak_activations(index: Index) -> tuple[int, ...]:

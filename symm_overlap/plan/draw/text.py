@@ -83,10 +83,13 @@ def text(calls: Calls, ranks: Iterable[int] | None = None, width: int = 120) -> 
         width: the width of a line, in characters.
 
     Raises:
-        ValueError: the plans deadlock, a kind of step is not registered, or there is no plan for a rank in ``ranks``.
+        ValueError: the plans deadlock, a kind of step is not registered, a step's ``after`` names a later step, or
+            there is no plan, or none for a rank in ``ranks``.
     """
     plans: list[Plan] = [plan for each in calls for plan in each]
     shown = sorted({plan.rank for plan in plans} if ranks is None else set(ranks))
+    if not plans:
+        raise ValueError("there are no plans to draw")
     missing = set(shown) - {plan.rank for plan in plans}
     if missing:
         raise ValueError(f"no rank {min(missing)} in a plan for ranks 0 to {max(plan.rank for plan in plans)}")
