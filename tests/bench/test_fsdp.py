@@ -11,6 +11,7 @@ from bench import fsdp
 
 
 @pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.slow
 def test_collectives_and_steps_are_timed_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fsdp, "MODELS", (fsdp.Model(16, 2, 3),))
     file = tmp_path / "result.json"

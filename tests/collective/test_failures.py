@@ -19,6 +19,7 @@ from symm_overlap.plan import Step
 from symm_overlap.runtime import backend_of
 from tests.collective import reference as ref
 from tests.limits import SOON, Death
+from tests.quick import one_in
 from tests.ranks import Pool, Rank
 from tests.transforms import at, comparing
 
@@ -70,7 +71,7 @@ def told(error: BaseException) -> str:
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize("warm", one_in(2, [True, False]))
 @pytest.mark.parametrize("check", [True, False])
 def test_a_rank_that_never_calls_is_named_after_the_deadline(
     ranks: Pool, fresh_lane: Callable[[], int], op: str, check: bool, warm: bool

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from symm_overlap.demo.model import rotary_tables, rotate
 from tests.demo.models import CONFIG, KINDS, alone, sharded, windows
+from tests.quick import one_in
 from tests.ranks import Pool, Rank
 
 # The dimension of each weight that is split over the ranks. Every rank has all other weights as a whole.
@@ -46,7 +47,7 @@ def test_sharded_training_has_the_losses_of_one_process(ranks: Pool, world: int,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", one_in(2, [2, 4]))
 def test_every_gradient_is_that_of_one_process(ranks: Pool, world: int, kind: str) -> None:
     # Losses alone would not show a wrong gradient: Adam hides it if a gradient is off by a factor.
     trainer = alone()

@@ -28,6 +28,7 @@ from symm_overlap.inductor.report import clear, recorded
 from symm_overlap.inductor.writer import SymbolicSizeError
 from tests.collective.test_fake_group import fake_group
 from tests.inductor.tracing import compiled_up_to_the_pass
+from tests.quick import one_in
 from tests.ranks import Pool, Rank
 from tests.transforms import comparing
 
@@ -165,9 +166,7 @@ def train(me: Rank, multiply: Callable[[Tensor, Tensor], Tensor]) -> None:
 
 
 @pytest.mark.skipif(IN_TORCH_2_12, reason="torch 2.12 breaks this graph: see above")
-@pytest.mark.parametrize(
-    ("world", "multiply"), [(2, torch.matmul), (2, by_einsum), pytest.param(3, torch.matmul, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("world", "multiply"), one_in(3, [(2, torch.matmul), (2, by_einsum), (3, torch.matmul)]))
 def test_values_and_gradients_of_several_lengths(
     ranks: Pool, world: int, multiply: Callable[[Tensor, Tensor], Tensor]
 ) -> None:

@@ -21,9 +21,11 @@ from tests.transforms import choices, comparing
 WAYS = [
     "no_gradient_through_one",
     "another_weight",
-    "writes_to_the_output",
     "writes_to_one_of_two",
-    *(pytest.param(way, marks=pytest.mark.slow) for way in ("checkpointed", "another_input", "swapped_weights")),
+    *(
+        pytest.param(way, marks=pytest.mark.slow)
+        for way in ("writes_to_the_output", "checkpointed", "another_input", "swapped_weights")
+    ),
 ]
 
 

@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from symm_overlap import nn as ours
 from tests.nn.reference import EXACT, TORCH, WORLDS, mesh_of, same_gradients
+from tests.quick import one_in
 from tests.ranks import Pool, Rank
 from tests.transforms import choices
 
@@ -54,7 +55,7 @@ def transformer(me: Rank, sequence_parallel: bool, checkpoint: bool, local: bool
     return [op for op, _ in calls]
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", one_in(2, WORLDS))
 @pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sequence parallel", "replicated"])
 @pytest.mark.parametrize("local", [True, pytest.param(False, marks=needs_attention)], ids=["local", "DTensors"])
 def test_the_transformer_of_torchs_tests(ranks: Pool, world: int, sequence_parallel: bool, local: bool) -> None:

@@ -32,7 +32,9 @@ def of(name: str, layers: int) -> tuple[nn.Module, Batch, dict[str, Any]]:
     return model, inputs_of(batch, options), {key: options[key] for key in LAYERS if key in options}
 
 
-@pytest.mark.parametrize("sizes", [(4,), (1, 3), (1, 1, 1, 1)])
+@pytest.mark.parametrize(
+    "sizes", [(1, 3), *(pytest.param(sizes, marks=pytest.mark.slow) for sizes in ((4,), (1, 1, 1, 1)))]
+)
 @pytest.mark.parametrize("name", TRACED)
 def test_stages_compute_what_the_model_computes_to_the_last_bit(name: str, sizes: tuple[int, ...]) -> None:
     model, batch, layers = of(name, 4)
