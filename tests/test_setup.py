@@ -176,6 +176,7 @@ import symm_overlap
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "why"),
     [("_C.so: undefined symbol: _ZN3c10", "it was compiled for another torch"), ("No module _C", "it does not load")],

@@ -10,11 +10,12 @@ import torch
 from bench import compile_sites
 from symm_overlap.inductor import custom_pass
 from symm_overlap.inductor.patterns import PATTERNS
+from tests.quick import one_in
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", ["MLP, dim 1", "MLP, all-reduce", "block, batch 2"])
+@pytest.mark.parametrize("name", one_in(2, ["MLP, all-reduce", "MLP, dim 1", "block, batch 2"]))
 def test_ours_fuses_what_torchs_pass_fuses_and_the_page_says_how_many(name: str) -> None:
     graphs = compile_sites.sites_of(name, 4)
     assert all(graph.torchs <= graph.ours == graph.all for graph in graphs)

@@ -258,6 +258,7 @@ def test_parts_name_tests_and_commands_that_exist() -> None:
     assert links == {"pcie", "device"}
 
 
+@pytest.mark.slow
 def test_a_part_that_hangs_takes_its_own_time_only(sessions: Sessions, tmp_path: Path) -> None:
     """It counts as failed. In the next session, it runs after the parts that have not failed."""
     note = tmp_path / "note"

@@ -93,6 +93,7 @@ def run_swapped(rank: Rank) -> dict[str, object]:
 
 
 @pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.slow
 def test_a_method_with_shards_in_arrival_order_is_caught_on_every_rank() -> None:
     expected = {"plain": (True, "", True), "swapped": (False, "rank 1: output[0, 0]", False)}
     for found in launch(run_swapped, 2, "cpu"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch._functorch import config as functorch_config
@@ -52,5 +53,6 @@ def in_one_order(me: Rank) -> None:
     assert sizes == [me.world] * 5
 
 
+@pytest.mark.slow
 def test_ranks_with_other_sizes_make_the_same_calls(ranks: Pool) -> None:
     ranks.run(2, in_one_order, timeout=120)

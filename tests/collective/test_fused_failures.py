@@ -42,6 +42,7 @@ def late(me: Rank) -> None:
         ref.same(reduced, total)
 
 
+@pytest.mark.slow
 def test_a_late_rank_and_late_copies_are_waited_for(ranks: Pool) -> None:
     ranks.run(4, late)
 

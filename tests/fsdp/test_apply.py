@@ -73,6 +73,7 @@ def options_of_torch(me: Rank) -> None:
         assert len(gathers) == (2 if options.get("reshard_after_forward") == 2 else 1), "modules must share slots"
 
 
+@pytest.mark.slow
 def test_options_of_fully_shard(fresh_ranks: Callable[..., Pool]) -> None:
     fresh_ranks(4).run(4, options_of_torch)  # the ranks create groups
 

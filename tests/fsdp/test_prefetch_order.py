@@ -12,6 +12,7 @@ from symm_overlap.fsdp.prefetch.step_plan import Options, step_plan
 from symm_overlap.plan import verify
 from tests.fsdp.models import Log, Model, built, data, logged, sharded
 from tests.fsdp.orders import plan_order, words
+from tests.quick import one_in
 from tests.ranks import Pool, Rank
 
 FORWARD = {
@@ -115,7 +116,7 @@ def in_the_order_of_its_plan(me: Rank, names: list[str]) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize(("world", "names"), [(2, list(CASES)), (3, ["one run twice"])], ids=["2", "3"])
+@pytest.mark.parametrize(("world", "names"), one_in(2, [(2, list(CASES)), (3, ["one run twice"])]), ids=["2", "3"])
 def test_the_step_plan_has_the_order_of_real_runs(ranks: Pool, world: int, names: list[str]) -> None:
     for wrong in ranks.run(world, in_the_order_of_its_plan, names):
         assert not wrong, "\n\n".join(wrong)

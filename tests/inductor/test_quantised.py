@@ -58,7 +58,8 @@ def layer(me: Rank, by_row: bool, broken: float) -> None:
 
 @pytest.mark.parametrize("broken", one_in(2, [float("nan"), 0.0, float("inf")]))
 @pytest.mark.parametrize(
-    "by_row", [False, pytest.param(True, marks=pytest.mark.skipif(not SCALES_OF_ROWS, reason="torch 2.11"))]
+    "by_row",
+    [False, pytest.param(True, marks=[pytest.mark.skipif(not SCALES_OF_ROWS, reason="torch 2.11"), pytest.mark.slow])],
 )
 def test_a_layer_that_quantises_its_input(ranks: Pool, by_row: bool, broken: float) -> None:
     ranks.run(2, layer, by_row, broken, timeout=120)
