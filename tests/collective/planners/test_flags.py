@@ -9,7 +9,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from symm_overlap.collective.planners import fused_all_gather_matmul, fused_matmul_reduce_scatter
+from symm_overlap.collective.planners import (
+    ALL_GATHER_MATMUL,
+    MATMUL_REDUCE_SCATTER,
+    fused_all_gather_matmul,
+    fused_matmul_reduce_scatter,
+)
 from symm_overlap.plan import Plan, Step, plan_calls, verify
 
 from .cases import contracts_of
@@ -124,14 +129,14 @@ WRONG = [
     (tiles_of_this_rank_wait, "its kernel does not wait for the flag of raise chunk 0.0"),
     (tiles_of_no_chunk, "it names no chunk, but every flag is that of a chunk"),
 ]
-REDUCES = (the_flag_is_of_no_chunk_of_the_kernel, a_poll_by_an_event, a_kernel_that_reduces_waits_for_a_flag)
+OF_A_REDUCTION = (the_flag_is_of_no_chunk_of_the_kernel, a_poll_by_an_event, a_kernel_that_reduces_waits_for_a_flag)
 
 
 @pytest.mark.parametrize(("change", "text"), WRONG)
 def test_what_does_not_fit_one_launch_is_found_though_no_accesses_race(
     change: Callable[[Steps], None], text: str
 ) -> None:
-    planner = fused_matmul_reduce_scatter if change in REDUCES else fused_all_gather_matmul
+    planner = fused_matmul_reduce_scatter if change in OF_A_REDUCTION else fused_all_gather_matmul
     calls = [[edited(plans[0], change), *plans[1:]] for plans in plan_calls(planner, 3, 2)]
     assert verify(calls, graphs=True).ok
     (problem, *_) = verify(calls, contracts=contracts_of(calls)).problems
@@ -148,3 +153,10 @@ def test_the_first_tiles_may_come_after_an_event() -> None:
 
     calls = [[edited(plans[0], change), *plans[1:]] for plans in plan_calls(fused_matmul_reduce_scatter, 3, 2)]
     verify(calls, contracts=contracts_of(calls)).raise_for_problems()
+
+
+def test_what_is_found_for_one_contract_does_not_hold_for_another() -> None:
+    """Planners return the same plan again, and a plan keeps what was found."""
+    calls = plan_calls(fused_all_gather_matmul, 3, 2)
+    assert not verify(calls, contracts=[MATMUL_REDUCE_SCATTER] * 2).ok
+    verify(calls, contracts=[ALL_GATHER_MATMUL] * 2).raise_for_problems()
