@@ -79,8 +79,9 @@ OF_TORCH := $(addprefix tests/,collective fsdp inductor nn pipeline runtime) \
     $(addprefix --ignore=tests/,$(ANY_TORCH) $(TORCH_ELSEWHERE))
 
 # Of the tests that take long, those of FSDP2 and of the compiler, whose graphs differ most from one torch to the next.
-# The ignored file has only more ranks for what `make test` shows.
-SLOW_OF_TORCH := $(addprefix tests/,fsdp inductor) $(filter --ignore=%,$(OF_TORCH)) --ignore=tests/fsdp/test_sharded_linear.py
+# The ignored file has only more ranks for what `make test` shows. Tests that are alike need not run again.
+SLOW_OF_TORCH := $(addprefix tests/,fsdp inductor) $(filter --ignore=%,$(OF_TORCH)) --ignore=tests/fsdp/test_sharded_linear.py \
+    -m "slow and not alike"
 
 # The tests of what C++ issues and of what its kernels do. The other GPU tests take five more minutes.
 ON_HOST_GPU := $(addprefix tests/gpu/test_,capture.py collectives.py fsdp_async.py graph_trees.py meetings.py memory_operations.py process_end.py reduce.py replays.py signals.py slots.py spans.py)
@@ -89,7 +90,7 @@ ON_HOST_GPU := $(addprefix tests/gpu/test_,capture.py collectives.py fsdp_async.
 cuda-build: cuda-tree
 	$(CUDA_MAKE) cuda-check
 	SYMM_OVERLAP_CHECK=1 $(CUDA_MAKE) test ARGS="$(OF_TORCH)"
-	$(CUDA_MAKE) test-slow ARGS="$(SLOW_OF_TORCH)"
+	$(CUDA_MAKE) test-slow ARGS='$(SLOW_OF_TORCH)'
 	$(CUDA_MAKE) host-gpu-check ARGS="-n 3 --dist worksteal $(ON_HOST_GPU)"
 
 host-gpu: cuda-tree

@@ -9,7 +9,7 @@ import pytest
 
 
 def one_in(count: int, cases: Iterable[Any], first: int = 0) -> list[Any]:
-    """Return the cases for ``pytest.mark.parametrize``, with all but one in ``count`` of them marked as slow.
+    """Return the cases for ``pytest.mark.parametrize``, with all but one in ``count`` of them marked as slow and alike.
 
     Args:
         cases: the cases. A tuple has a value for each argument of the test.
@@ -19,6 +19,7 @@ def one_in(count: int, cases: Iterable[Any], first: int = 0) -> list[Any]:
 
 
 def _slow(case: Any) -> Any:
+    marks = [pytest.mark.slow, pytest.mark.alike]
     if hasattr(case, "marks"):
-        return pytest.param(*case.values, marks=[*case.marks, pytest.mark.slow], id=case.id)
-    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
+        return pytest.param(*case.values, marks=[*case.marks, *marks], id=case.id)
+    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=marks)

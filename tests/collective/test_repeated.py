@@ -19,6 +19,7 @@ from symm_overlap.collective.exchange import repeated
 from symm_overlap.collective.exchange.repeated import Repeated
 from symm_overlap.runtime import state_of
 from tests.collective.gradient_cases import CASES, Case, Inputs
+from tests.quick import one_in
 from tests.ranks import Pool, Rank
 from tests.transforms import comparing, in_place, poisoned_outputs
 
@@ -93,7 +94,7 @@ def every_case(me: Rank, path: str, chunks: int | None, like_gpus: bool) -> tupl
     return hits, ops
 
 
-@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world", one_in(2, [2, 3]))
 @pytest.mark.parametrize("path", [("sequential", None), ("pipelined", 1), ("pipelined", 2)], ids=str)
 def test_repeated_calls_compute_what_the_first_one_did(ranks: Pool, path: tuple[str, int | None], world: int) -> None:
     hits, ops = ranks.run(world, every_case, *path, True, timeout=120)[0]

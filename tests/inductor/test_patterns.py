@@ -21,6 +21,7 @@ from tests.inductor.all_cases import CASES, kept_cases
 from tests.inductor.cases import New, Program, c10d, gather, reduce, scatter
 from tests.inductor.scaled_cases import float8, gather_float8
 from tests.inductor.tracing import inputs_of, overlapped, traced
+from tests.quick import one_in
 
 FUSED = [name for name, case in CASES.items() if case.matmuls]
 # In these programs, a product that is also used elsewhere is computed before the fused op, which adds it to its sum.
@@ -33,7 +34,7 @@ SKIPPED = [name for name, case in CASES.items() if case.reason]
 STRICT = Choices(strict=True)
 
 
-@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world", one_in(2, [2, 4]))
 @pytest.mark.parametrize("name", FUSED)
 def test_collectives_beside_matmuls_are_fused(name: str, world: int) -> None:
     case = CASES[name]
@@ -65,7 +66,7 @@ def test_products_that_are_used_elsewhere_are_made_once(name: str) -> None:
     assert len(keeps) == (0 if name in MADE_BEFORE else len(case.matmuls))
 
 
-@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world", one_in(2, [2, 4]))
 @pytest.mark.parametrize("name", SKIPPED)
 def test_what_cannot_be_fused_stays_as_it_is_and_the_report_says_why(name: str, world: int) -> None:
     case = CASES[name]
