@@ -171,3 +171,24 @@ def test_a_scaled_matmul_of_gathered_columns_is_a_gather_to_the_chooser(ranks: P
 def grid_on_path(me: Rank, path: str | None) -> dict[tuple[object, ...], Choice]:
     with force_path(path):
         return grid(me)
+
+
+def choices_without_a_kernel(me: Rank) -> list[tuple[str, str]]:
+    name, ops, x = me.group_name, torch.ops.symm_overlap, torch.ones(4, 4)
+    tall, sums = torch.ones(4 * me.world, 4), [torch.ones(4 * me.world, 2)]
+    x8, tall8 = x.to(torch.float8_e4m3fn), tall.to(torch.float8_e4m3fn)
+    with choices() as made, force_path("fused"):
+        ops.all_gather_weight_grad(x, sums, 0, name)
+        ops.fused_matmuls_reduce_scatter([tall, tall], [x, x], None, "sum", 0, name)
+        ops.fused_matmuls_all_reduce([tall, tall], [x, x], None, "sum", name)
+        symm_overlap.all_gather_weight_matmul(tall, torch.ones(4, 2), 1, name)
+        ops.fused_scaled_matmuls_reduce_scatter(
+            *([tall8] * 2, [x8] * 2, [ONE] * 2, [ONE] * 2, [None] * 2, [None] * 2, None),
+            *("sum", 0, name, torch.bfloat16, [False] * 2),
+        )
+    return [(op, choice.path) for op, choice in made]
+
+
+def test_what_no_kernel_computes_is_pipelined_though_one_kernel_is_forced(ranks: Pool) -> None:
+    for made in ranks.run(2, choices_without_a_kernel):
+        assert [path for _, path in made] == ["pipelined"] * 5, made
