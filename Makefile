@@ -78,10 +78,10 @@ ANY_TORCH := collective/planners pipeline/search \
 OF_TORCH := $(addprefix tests/,collective fsdp inductor nn pipeline runtime) \
     $(addprefix --ignore=tests/,$(ANY_TORCH) $(TORCH_ELSEWHERE))
 
-# Of the tests that take long, those of FSDP2 and of the compiler, whose graphs differ most from one torch to the next.
-# The ignored file has only more ranks for what `make test` shows. Tests that are alike need not run again.
-SLOW_OF_TORCH := $(addprefix tests/,fsdp inductor) $(filter --ignore=%,$(OF_TORCH)) --ignore=tests/fsdp/test_sharded_linear.py \
-    -m "slow and not alike"
+# Of the tests that take long, those of ops, of FSDP2, and of the compiler, whose graphs differ most from one torch to the next.
+# The two ignored files have only more ranks for what `make test` shows. Tests that are alike need not run again.
+SLOW_OF_TORCH := $(addprefix tests/,collective fsdp inductor) $(filter --ignore=%,$(OF_TORCH)) \
+    $(patsubst %,--ignore=tests/%.py,collective/test_autograd fsdp/test_sharded_linear) -m "slow and not alike"
 
 # The tests of what C++ issues and of what its kernels do. The other GPU tests take five more minutes.
 ON_HOST_GPU := $(addprefix tests/gpu/test_,capture.py collectives.py fsdp_async.py graph_trees.py meetings.py memory_operations.py process_end.py reduce.py replays.py signals.py slots.py spans.py)

@@ -40,13 +40,13 @@ def require_flags(plan: Plan, gathers: bool) -> None:
 
 
 def _problems(plan: Plan, gathers: bool) -> Iterator[str]:
-    of_flags = Counter((step.kind, step.chunk) for step in plan.steps if step.kind in (RAISE, TILES))
+    setters = Counter((step.kind, step.chunk) for step in plan.steps if step.kind in (RAISE, TILES))
     for index, step in enumerate(plan.steps):
         flags = [earlier for earlier in step.after if by_flag(plan.steps[earlier], step)]
         wrong = None
         if step.kind in (RAISE, TILES, POLL):
             wrong = _wrong_flag(plan, step, flags, gathers)
-            if wrong is None and of_flags[step.kind, step.chunk] > 1:
+            if wrong is None and setters[step.kind, step.chunk] > 1:
                 wrong = "several steps set the flag of this chunk"
         if wrong is None:
             wrong = _beside_the_launch(plan, index, [earlier for earlier in step.after if earlier not in flags])

@@ -83,8 +83,8 @@ def text(calls: Calls, ranks: Iterable[int] | None = None, width: int = 120) -> 
         width: the width of a line, in characters.
 
     Raises:
-        ValueError: the plans deadlock, a kind of step is not registered, a step's ``after`` names a later step, or
-            there is no plan, or none for a rank in ``ranks``.
+        ValueError: the plans deadlock, a kind of step is not registered, a step's ``after`` names a later step, calls
+            have different numbers of ranks, or there is no plan, or none for a rank in ``ranks``.
     """
     plans: list[Plan] = [plan for each in calls for plan in each]
     shown = sorted({plan.rank for plan in plans} if ranks is None else set(ranks))
