@@ -60,9 +60,9 @@ def simulate(
         The timeline: when each step ran, the makespan and the overlap efficiency.
 
     Raises:
-        ValueError: the plans deadlock, a kind of step is not registered, a step's ``after`` names a later step, or calls
-            have different numbers of ranks; `verify` says where. Or a cost is below 0, or the costs together are not
-            finite.
+        ValueError: the plans deadlock, a kind of step is not registered, a step's ``after`` names a later step, or the
+            calls have different numbers of ranks (`verify` says where); or a cost is below 0, or the costs together are
+            not finite.
     """
     order = Order(calls)
     if order.stuck:
