@@ -11,7 +11,8 @@ a session on another machine, copy both files there.
 
 When time runs out, the running part is interrupted with Ctrl-C, so that it can report, and killed if it does not end
 soon after. The next session continues such a part: tests that have not begun run first, then tests that have not
-passed. A benchmark starts again from the beginning. A part that has failed runs after those that have not.
+passed. Any other part starts again from the beginning, after the parts that have not begun, since it may hang. So does
+a part that has failed.
 """
 
 from __future__ import annotations
@@ -103,9 +104,10 @@ class Session:
             self._run(part, record)
         self.save()
 
-    def has_failed(self, name: str) -> bool:
-        """Return whether a part has failed so far."""
-        return bool(self.state["parts"].get(name, {}).get("status") == "failed")
+    def was_in_vain(self, part: Part) -> bool:
+        """Return whether a part has failed so far, or was cut off and cannot be continued."""
+        status = self.state["parts"].get(part.name, {}).get("status")
+        return status == "failed" or (status == "cut off" and OUTCOMES not in part.command)
 
     def _outcomes(self, part: Part) -> Path:
         """Return the file in which a running part records the outcomes of its tests."""
@@ -254,8 +256,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     session.state["machine"] = here
     names = options.parts or list(known)
     needed = {before for part in known.values() for before in part.after}
-    # Parts that have failed before do not take the time of those that have not run yet.
-    for name in sorted(names, key=lambda name: name not in needed and session.has_failed(name)):
+    # Parts that were in vain before do not take the time of those that have not run yet.
+    for name in sorted(names, key=lambda name: name not in needed and session.was_in_vain(known[name])):
         session.run(known[name], options.again)
     print("", session.targets(names), "", session.table(names), sep="\n")
     return int(any(session.state["parts"][name]["status"] not in ("ok", "skipped") for name in names))

@@ -105,6 +105,14 @@ TESTS: dict[str, list[str]] = {
     "collective/exchange/comparison.py": [
         f"tests/collective/test_{name}.py" for name in ("check", "mismatch", "failures")
     ],
+    "inductor": [
+        *(
+            f"tests/inductor/test_{name}.py"
+            for name in ("patterns", "hard_graphs", "writer", "arrangement", "moved", "groups")
+        ),
+        "tests/inductor/test_quantised.py",
+        "tests/inductor/test_values.py",
+    ],
     "settings.py": [
         f"tests/collective/test_{name}.py" for name in ("paths", "backward_settings", "settings", "errors")
     ],

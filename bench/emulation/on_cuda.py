@@ -11,7 +11,7 @@ from bench.emulation.phantoms import PhantomMemory
 from symm_overlap import _C
 from symm_overlap.runtime.cuda.memory_operations import stream_waits
 from symm_overlap.runtime.cuda.signals import CudaSignals
-from symm_overlap.runtime.cuda.workspace import CudaWorkspace
+from symm_overlap.runtime.cuda.workspace import CudaWorkspace, MappedMemory
 from symm_overlap.runtime.symmetric import half_size
 
 _CHANNELS = 8  # more than any plan has, so that signals are created only once
@@ -36,7 +36,7 @@ class EmulatedCudaWorkspace(CudaWorkspace):
         torch.cuda.synchronize(self._device)
         self.half = half_size(nbytes)
         self.phantoms = PhantomMemory(self._world, 2 * self.half, self._device, self._link.on_host)
-        self._tensor, self._handle = self.phantoms.ranks[0], self.phantoms  # type: ignore[assignment]
+        self._memory = MappedMemory(self.phantoms.ranks[0], self.phantoms, self._device)  # type: ignore[arg-type]
         if channels > self.channels:
             self.channels = max(_CHANNELS, channels)
             control = ControlMemory(self._world, self.channels + 1, self._device)

@@ -96,7 +96,7 @@ void register_cuda(py::module_& module) {
   module.def("has_memory_operations", &has_memory_operations, py::arg("device"), NoGil());
   module.def("pinning_refused", &pinning_refused, py::arg("device"), NoGil());
   module.def("capturing", &capturing, py::arg("device"));
-  module.def("capturing_anywhere", &capturing_anywhere);
+  module.def("may_free", &may_free, py::arg("device"), NoGil());
   module.def("new_cuda_stream", &new_stream, py::arg("device"), py::arg("high_priority"));
 }
 

@@ -1,5 +1,7 @@
 #include "cuda/stream.h"
 
+#include <exception>
+
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
@@ -10,13 +12,29 @@ namespace symm_overlap::cuda {
 
 namespace {
 
-constexpr int kPriorities = 4;       // torch has at most so many pools for each device
-constexpr int kStreamsOfAPool = 32;  // torch hands them out in turn, so so many calls leave the turn as it was
+constexpr int kPriorities = 4;  // torch has at most so many pools for each device
+constexpr int kStreamsOfAPool = 32;
+constexpr int kTurns = 2;  // torch hands streams out in turn, and other threads may take some meanwhile
 
 bool captured(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   C10_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
   return status != cudaStreamCaptureStatusNone;
+}
+
+// Returns whether any thread captures on any device: on the current stream, or on one of torch's pools of streams,
+// where torch captures by default.
+bool capturing_anywhere() {
+  for (c10::DeviceIndex device = 0; device < c10::cuda::device_count(); ++device) {
+    if (!c10::cuda::hasPrimaryContext(device)) continue;
+    if (capturing(device)) return true;
+    for (int priority = 0; priority > -kPriorities; --priority) {
+      for (int count = 0; count < kTurns * kStreamsOfAPool; ++count) {
+        if (captured(c10::cuda::getStreamFromPool(priority, device))) return true;
+      }
+    }
+  }
+  return false;
 }
 
 }  // namespace
@@ -37,17 +55,15 @@ bool capturing(int device) {
   return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
 }
 
-bool capturing_anywhere() {
-  for (c10::DeviceIndex device = 0; device < c10::cuda::device_count(); ++device) {
-    if (!c10::cuda::hasPrimaryContext(device)) continue;
-    if (capturing(device)) return true;
-    for (int priority = 0; priority > -kPriorities; --priority) {
-      for (int count = 0; count < kStreamsOfAPool; ++count) {
-        if (captured(c10::cuda::getStreamFromPool(priority, device))) return true;
-      }
-    }
+bool may_free(int device) noexcept {
+  try {
+    if (capturing_anywhere()) return false;
+    const c10::cuda::CUDAGuard guard(device);
+    C10_CUDA_CHECK(cudaDeviceSynchronize());
+    return true;
+  } catch (const std::exception&) {  // CUDA has failed, or this process was forked
+    return false;
   }
-  return false;
 }
 
 }  // namespace symm_overlap::cuda

@@ -7,6 +7,7 @@ from .backends import TRAITS, backend_of
 from .call_hash import call_hash
 from .call_lock import InMiddleOfCallError
 from .costs import Device, DeviceCosts, costs_of, record_of
+from .freeing import let_go
 from .group import GroupState, state_of
 from .lane import Lane, NotCapturedError, NotPreparedError, lane_of_pipelines
 from .lane_group import are_enqueued, lane_group, message_group, wire_device
@@ -76,6 +77,7 @@ __all__ = [
     "lane_group",
     "lane_of_pipelines",
     "lasting",
+    "let_go",
     "meets_in_kernels",
     "message_group",
     "new_symmetric",

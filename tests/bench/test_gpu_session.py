@@ -272,6 +272,13 @@ def test_a_part_that_hangs_takes_its_own_time_only(sessions: Sessions, tmp_path:
     assert note.read_text().split() == ["hangs", "after", "new", "hangs", "after"]
 
 
+def test_what_was_cut_off_and_has_to_start_again_comes_last(sessions: Sessions, tmp_path: Path) -> None:
+    note, hang = tmp_path / "note", "; exec sleep 100"
+    for ending, *options in (hang, "--limit", "0.5"), (hang, "tests", "--limit", "0.5"), ("",):
+        sessions.run([bash(name, f"echo {name} >> {note}{ending}") for name in ("rows", "tests", "new")], *options)
+    assert note.read_text().split() == ["rows", "tests", "tests", "new", "rows"]
+
+
 def test_every_target_that_was_judged_has_a_line(
     sessions: Sessions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

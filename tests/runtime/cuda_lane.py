@@ -13,13 +13,13 @@ import torch
 
 from symm_overlap import _C
 from symm_overlap.runtime import Lane
-from symm_overlap.runtime.cuda.workspace import CudaWorkspace
+from symm_overlap.runtime.cuda.workspace import CudaWorkspace, MappedMemory
 
 DEVICE = torch.device("cuda", 3)  # the current device is another one
 
 if not _C.with_cuda:
     _C.capturing = lambda device: False
-    _C.capturing_anywhere = lambda: False  # workspaces call it when they go away, after a test too
+    _C.may_free = lambda device: True  # workspaces call it when they go away, after a test too
 
 
 class FakeSignals:
@@ -53,7 +53,7 @@ class Gpu:
         self.current = 0
         monkeypatch.setattr(torch.cuda, "device", partial(Scope, self))
         monkeypatch.setattr(_C, "capturing", self.is_capturing, raising=False)
-        monkeypatch.setattr(_C, "capturing_anywhere", lambda: self.capturing, raising=False)
+        monkeypatch.setattr(_C, "may_free", lambda device: not self.capturing, raising=False)
 
     def is_capturing(self, device: int) -> bool:
         return self.capturing and device == DEVICE.index
@@ -78,7 +78,8 @@ def cuda_lane() -> Lane:
     lane = Lane(group, DEVICE, 2, os.getpid())  # type: ignore[arg-type]
     workspace = workspace_of(lane)
     workspace.half, workspace.channels = 1 << 20, 4
-    workspace._tensor, workspace._handle, workspace._signals = "tensor", "handle", FakeSignals()  # type: ignore[assignment]
+    workspace._memory = MappedMemory("tensor", "handle", DEVICE)  # type: ignore[arg-type]
+    workspace._signals = FakeSignals()  # type: ignore[assignment]
     return lane
 
 

@@ -75,7 +75,7 @@ def issued(
         names: whether the weight is one of the operands, which may be other tensors in the next call.
     """
     workspace = workspace_of(cuda_lane())
-    workspace._handle = Handle(2 * workspace.half)  # type: ignore[assignment]
+    workspace._memory.handle = Handle(2 * workspace.half)  # type: ignore[assignment]
     workspace._signals = SimpleNamespace(driver=driver)  # type: ignore[assignment]
     size = torch.float32.itemsize * ROWS * COLUMNS
     tensors = {
@@ -132,7 +132,7 @@ def test_there_are_as_many_events_as_the_largest_plan_needs(made: list[tuple[int
 def test_the_memory_of_every_rank_stays_where_it_is(made: list[tuple[int, bool]]) -> None:
     """The workspace recognises views of its own memory on every rank, whose addresses do not change between calls."""
     workspace = workspace_of(cuda_lane())
-    workspace._handle = Handle(2 * workspace.half)  # type: ignore[assignment]
+    workspace._memory.handle = Handle(2 * workspace.half)  # type: ignore[assignment]
     for rank in range(4):
         for parity in range(2):
             assert workspace._holds(workspace.view(rank, parity, workspace.half - 4, (1,), torch.float32))

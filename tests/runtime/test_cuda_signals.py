@@ -86,6 +86,14 @@ def test_the_table_of_peers_holds_every_control_block_by_rank(signals: CudaSigna
     assert signals._lane.peers.tolist() == [blocks[0], signals._lane.control.data_ptr(), blocks[2], blocks[3]]
 
 
+def test_signals_that_go_away_wait_for_the_device(signals: CudaSignals, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(cuda_signals, "let_go", lambda held, device: asked.append((held["_lane"], device)))
+    lane, control = signals._lane, signals._lane.control
+    signals.__del__()
+    assert asked == [(lane, control.device)]
+
+
 def test_a_failed_wait_is_raised_by_the_next_call_with_all_that_is_known(signals: CudaSignals) -> None:
     signals.begin("all_gather_matmul", 1.5)
     signals.begin("matmul_reduce_scatter", 0.25, by_kernels=True)

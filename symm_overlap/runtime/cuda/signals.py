@@ -43,6 +43,7 @@ from torch.distributed import DistBackendError, ProcessGroup
 
 from ... import _C
 from ..._torch import SymmetricMemory, symm_mem
+from ..freeing import let_go
 from ..lasting_memory import lasting
 from ..symmetric import on_every_rank, rendezvous
 from .memory_operations import stream_waits
@@ -95,6 +96,7 @@ class CudaSignals:
             control.data_ptr() if peer == self.rank else handle.get_remote_tensor(peer, [1], control.dtype).data_ptr()
             for peer in range(self.world)
         ]
+        self._device = control.device
         peers = lasting(lambda: torch.tensor(addresses, dtype=torch.int64, device=control.device), control.device)
         self._replays = channels  # one more channel, for the barriers ahead of calls
         self._lane = _C.CudaLane(control, peers, self.rank, self.world, channels + 1, group_name, hosts)
@@ -109,6 +111,10 @@ class CudaSignals:
         self.sleep: Callable[[int], None] = self._lane.sleep
         with _lanes_guard:
             _lanes.add(self)
+
+    def __del__(self) -> None:
+        if "_lane" in vars(self):  # which uses the control block
+            let_go(vars(self), self._device)
 
     @classmethod
     def create(cls, group: ProcessGroup, device: torch.device, *, lane: int, tag: str, channels: int) -> CudaSignals:

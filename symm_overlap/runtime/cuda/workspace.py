@@ -6,7 +6,6 @@ among themselves, and so do the calls that are not captured. `signals` describes
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
@@ -18,6 +17,7 @@ from torch import Tensor
 from ... import _C
 from ..._torch import SymmetricMemory, resolve_group, symm_mem
 from ...plan import Plan, Region, Step, Streams
+from ..freeing import free_kept, let_go
 from ..script import Script
 from ..symmetric import half_size, on_every_rank, place_in_half, rendezvous
 from ..work import WorkOf
@@ -26,31 +26,15 @@ from .streams import CudaStreams
 
 _FEWEST_CHANNELS = 8  # more than any op's plan needs, so that a lane's signals are created only once
 
-_left: list[object] = []
-"""What owners of symmetric memory have left that went away during a capture, until another workspace grows.
 
-torch waits for the device before it frees symmetric memory. During a capture, by any thread, this is an error. It is
-thrown by a destructor, so it would end the process. Python may free the memory in any thread, on any stream.
-"""
+class MappedMemory:
+    """The memory of a workspace on every rank, mapped here. It may go away at any time."""
 
-
-def _leave(held: object) -> None:
-    """Keep what an owner of symmetric memory holds, which is going away, if a graph is being captured."""
-    if sys.is_finalizing():
-        return
-    with suppress(RuntimeError):  # CUDA itself has failed, or this process was forked
-        if _C.capturing_anywhere():
-            _left.append(held)
-
-
-class _Memory:
-    """Keeps the memory of a workspace mapped. It may go away at any time."""
-
-    def __init__(self, *held: object) -> None:
-        self._held = held
+    def __init__(self, tensor: Tensor, handle: SymmetricMemory, device: torch.device) -> None:
+        self.tensor, self.handle, self._device = tensor, handle, device
 
     def __del__(self) -> None:
-        _leave(self._held)
+        let_go((self.tensor, self.handle), self._device)
 
 
 class _Guard:
@@ -86,16 +70,11 @@ class CudaWorkspace:
         self.half = 0
         self.channels = 0
         self._signals: CudaSignals | None = None
-        self._tensor: Tensor
-        self._handle: SymmetricMemory
-        # By the identity of the tensor: more channels alone also mean a new tensor, of the same size.
-        self._captured: dict[int, tuple[Tensor, SymmetricMemory, CudaSignals]] = {}
+        self._memory: MappedMemory
+        # By the identity of the memory: more channels alone also mean new memory, of the same size.
+        self._captured: dict[int, tuple[MappedMemory, CudaSignals]] = {}
         self._captured_turn = 0
         self._is_captured = False  # the current call
-
-    def __del__(self) -> None:
-        if vars(self).get("half"):
-            _leave(vars(self))
 
     def guarded(self, lock: AbstractContextManager[object]) -> AbstractContextManager[object]:
         """See `Workspace.guarded`."""
@@ -138,7 +117,7 @@ class CudaWorkspace:
             # The old memory is freed after every rank has come to the rendezvous. By then no rank has a kernel that
             # uses it.
             torch.cuda.synchronize(self._device)
-            _left.clear()
+            free_kept(self._device)
             tensor: Tensor = symm_mem.empty(2 * half, dtype=torch.uint8, device=self._device)
             return tensor
 
@@ -147,7 +126,7 @@ class CudaWorkspace:
         if channels > most:
             most = max(_FEWEST_CHANNELS, channels)
             signals = CudaSignals.create(group, self._device, lane=self._index, tag=self._tag, channels=most)
-        self._tensor, self._handle, self.half = tensor, handle, half
+        self._memory, self.half = MappedMemory(tensor, handle, self._device), half
         self._signals, self.channels = signals, most
 
     def view(self, rank: int, parity: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -156,11 +135,11 @@ class CudaWorkspace:
 
     def place(self, rank: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """See `Workspace.place`. Raises RuntimeError if the tensor would end beyond the workspace."""
-        return self._handle.get_buffer(rank, tuple(shape), dtype, offset // dtype.itemsize)
+        return self._memory.handle.get_buffer(rank, tuple(shape), dtype, offset // dtype.itemsize)
 
     def memory(self) -> object:
         """See `Workspace.memory`."""
-        return _Memory(self._tensor, self._handle)
+        return self._memory
 
     def begin(self, op: str, seconds: float, call_hash: int, number: int, by_kernels: bool = False) -> None:
         """See `Workspace.begin`. Before the workspace is first allocated, there are no signals to prepare."""
@@ -169,7 +148,7 @@ class CudaWorkspace:
         self._is_captured = self._signals.begin(op, seconds, call_hash, number, by_kernels)
         if self._is_captured:
             # Replays go on to use this workspace and these signals even after the lane has new ones, so they are kept.
-            self._captured[id(self._tensor)] = self._tensor, self._handle, self._signals
+            self._captured[id(self._memory)] = self._memory, self._signals
 
     def take_half(self, number: int) -> int:
         """See `Workspace.take_half`.
@@ -228,7 +207,7 @@ class CudaWorkspace:
 
     def _holds(self, tensor: Tensor) -> bool:
         """True if a tensor is stored in some rank's workspace. It then keeps its address until the workspace grows."""
-        begins = [self.place(rank, 0, (1,), torch.uint8).data_ptr() for rank in range(self._handle.world_size)]
+        begins = [self.place(rank, 0, (1,), torch.uint8).data_ptr() for rank in range(self._memory.handle.world_size)]
         return any(begin <= tensor.data_ptr() < begin + 2 * self.half for begin in begins)
 
     def end(self, outputs: Sequence[Tensor], flags: _C.Flags | None) -> int:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .... import _C
 from ....kernels.flags import EPOCH, TIMED_OUT, Caller, Expired, Flags
-from ....runtime import backend_of, lasting
+from ....runtime import backend_of, lasting, let_go
 
 _RECORD_WORDS = EPOCH + 2  # the last one names the call; see csrc/cuda/kernels.h
 
@@ -40,12 +40,16 @@ class StreamFlags(Flags):
     _counted_ahead = 1
 
     def __init__(self, device: torch.device, in_memory: bool) -> None:
+        self._device, self._in_memory = device, in_memory
         self._before: list[Tensor] = []
         self._callers: dict[Caller, int] = {}
         self._record = torch.zeros(_RECORD_WORDS, dtype=torch.int32, pin_memory=True)
         self._recorded = ctypes.c_int32.from_address(self._record.data_ptr())  # its first word, which is quick to read
-        self._device, self._in_memory = device, in_memory
         super().__init__(device)
+
+    def __del__(self) -> None:
+        # Calls use the flags on other streams than the one that they were allocated on.
+        let_go(vars(self), self._device)
 
     def prepare(self, count: int) -> None:
         """See `Flags.prepare`. It synchronises, because the first call may be on another stream."""
