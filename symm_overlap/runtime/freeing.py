@@ -7,10 +7,14 @@ process (see ``may_free`` in csrc/cuda/stream.h), or give it to another stream w
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 
 from .. import _C
+
+# Not looked up when it is needed: the interpreter may have cleared its module by then. Builds without CUDA lack it.
+_may_free: Callable[[int], bool] = getattr(_C, "may_free", lambda device: True)
 
 _kept: list[object] = []
 
@@ -25,11 +29,11 @@ def let_go(held: object, device: torch.device) -> None:
     If one cannot wait for it, because a graph is being captured or CUDA has failed, keep it until `free_kept`. Other
     threads go on during the wait: the GPU may wait for what they are yet to launch.
     """
-    if device.type == "cuda" and not _C.may_free(device.index):
+    if device.type == "cuda" and not _may_free(device.index):
         _kept.append(held)
 
 
 def free_kept(device: torch.device) -> None:
     """Free what `let_go` has kept, unless that is not possible yet."""
-    if _kept and _C.may_free(device.index):
+    if _kept and _may_free(device.index):
         _kept.clear()

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from symm_overlap import _C
-from symm_overlap.runtime import Lane
+from symm_overlap.runtime import Lane, freeing
 from symm_overlap.runtime.cuda.workspace import CudaWorkspace, MappedMemory
 
 DEVICE = torch.device("cuda", 3)  # the current device is another one
 
 if not _C.with_cuda:
     _C.capturing = lambda device: False
-    _C.may_free = lambda device: True  # workspaces call it when they go away, after a test too
+    freeing._may_free = lambda device: True  # workspaces call it when they go away, after a test too
 
 
 class FakeSignals:
@@ -53,7 +53,7 @@ class Gpu:
         self.current = 0
         monkeypatch.setattr(torch.cuda, "device", partial(Scope, self))
         monkeypatch.setattr(_C, "capturing", self.is_capturing, raising=False)
-        monkeypatch.setattr(_C, "may_free", lambda device: not self.capturing, raising=False)
+        monkeypatch.setattr(freeing, "_may_free", lambda device: not self.capturing)
 
     def is_capturing(self, device: int) -> bool:
         return self.capturing and device == DEVICE.index

@@ -9,7 +9,6 @@ import weakref
 import pytest
 import torch
 
-from symm_overlap import _C
 from symm_overlap.runtime import freeing
 
 GPU = torch.device("cuda", 3)
@@ -25,7 +24,7 @@ class Gpu:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.idle = True
         self.asked: list[int] = []
-        monkeypatch.setattr(_C, "may_free", self._may_free, raising=False)
+        monkeypatch.setattr(freeing, "_may_free", self._may_free)
         monkeypatch.setattr(freeing, "_kept", [])
 
     def _may_free(self, device: int) -> bool:
@@ -67,7 +66,6 @@ def test_memory_is_kept_while_the_gpu_cannot_be_waited_for(gpu: Gpu) -> None:
 
 
 PROGRAM = """
-from symm_overlap import _C
 from symm_overlap.runtime import freeing
 import torch
 
@@ -75,7 +73,7 @@ class Memory:
     def __del__(self):
         print("freed", flush=True)
 
-_C.may_free = lambda device: False
+freeing._may_free = lambda device: False
 freeing.let_go(Memory(), torch.device("cuda", 0))
 print("ends", flush=True)
 """

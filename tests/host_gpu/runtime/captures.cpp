@@ -126,7 +126,7 @@ CUDA_FUNCTION cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamC
   *status = capture == nullptr ? cudaStreamCaptureStatusNone
             : capture->invalid ? cudaStreamCaptureStatusInvalidated
                                : cudaStreamCaptureStatusActive;
-  return cudaSuccess;
+  return has_failed() ? result(cudaErrorAssert) : cudaSuccess;
 }
 
 CUDA_FUNCTION cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle, cudaStreamCaptureStatus* status,

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -12,6 +13,7 @@ namespace {
 
 thread_local int device = 0;
 thread_local cudaError_t last_error = cudaSuccess;
+std::atomic<bool> failed = false;
 
 // Finds a function by its name. Python is not linked, because the process may or may not contain it.
 template <typename Function>
@@ -47,6 +49,10 @@ cudaError_t result(cudaError_t error) {
   return error;
 }
 
+bool has_failed() {
+  return failed;
+}
+
 int device_count() {
   static const int count = setting("SYMM_OVERLAP_HOST_GPU_DEVICES", 1);
   return count;
@@ -73,6 +79,10 @@ WithoutPython::~WithoutPython() {
 }  // namespace host_gpu
 
 using host_gpu::last_error;
+
+CUDA_FUNCTION void host_gpu_fail() {
+  host_gpu::failed = true;
+}
 
 CUDA_FUNCTION cudaError_t cudaGetLastError() {
   const cudaError_t error = last_error;

@@ -24,6 +24,9 @@ int setting(const char* name, int otherwise);
 // Returns the result of a call. An error is also kept for cudaGetLastError.
 cudaError_t result(cudaError_t error);
 
+// True once a kernel's assertion has failed. From then on, calls that ask about streams return its error.
+bool has_failed();
+
 int device_count();
 int current_device();
 void set_current_device(int device);

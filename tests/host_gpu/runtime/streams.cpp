@@ -163,7 +163,7 @@ CUDA_FUNCTION cudaError_t cudaStreamGetPriority(cudaStream_t handle, int* priori
 CUDA_FUNCTION cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   if (forbidden_in_capture(__func__)) return result(cudaErrorStreamCaptureUnsupported);
   stream_of(handle).drain();
-  return cudaSuccess;
+  return has_failed() ? result(cudaErrorAssert) : cudaSuccess;
 }
 
 CUDA_FUNCTION cudaError_t cudaStreamQuery(cudaStream_t handle) {
@@ -174,7 +174,7 @@ CUDA_FUNCTION cudaError_t cudaStreamQuery(cudaStream_t handle) {
 CUDA_FUNCTION cudaError_t cudaDeviceSynchronize() {
   if (forbidden_in_capture(__func__)) return result(cudaErrorStreamCaptureUnsupported);
   drain_device();
-  return cudaSuccess;
+  return has_failed() ? result(cudaErrorAssert) : cudaSuccess;
 }
 
 // Host functions may be Python code. When the process ends, this waits for the functions that are running, and no new

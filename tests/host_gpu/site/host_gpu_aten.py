@@ -15,7 +15,7 @@ from typing import Any
 
 import host_gpu_products
 import torch
-from host_gpu_streams import Place, enqueue, is_cuda, synchronize
+from host_gpu_streams import Place, enqueue, fail, is_cuda, synchronize
 from torch.utils._pytree import tree_leaves, tree_map
 
 WAITING = {
@@ -214,6 +214,12 @@ def copy(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -
     return self
 
 
+def assert_later(condition: torch.Tensor, message: str = "") -> None:
+    """Replace ``_assert_async``: if the condition is false, CUDA fails, and goes on to fail."""
+    given = places(condition)
+    enqueue(lambda: None if there(given) else fail())
+
+
 def changed(operator: Any, name: str) -> Callable[..., Any] | None:
     """Return the replacement for an operator, or None if it is not replaced."""
     returns = operator._schema.returns
@@ -234,7 +240,8 @@ def change(torch_module: ModuleType) -> None:
     torch._C._set_sdp_use_mem_efficient(False)
     torch._C._set_sdp_use_cudnn(False)
     torch_module.cuda.current_blas_handle = lambda: 0  # type: ignore[attr-defined]  # matmuls are torch's own for CPUs
-    special = {"copy_": copy, **host_gpu_products.SCALED}
+    asserting = {"_assert_async": assert_later, "_assert_async.msg": assert_later}
+    special = {"copy_": copy, **asserting, **host_gpu_products.SCALED}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of every kernel that is replaced
         for full_name in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA"):

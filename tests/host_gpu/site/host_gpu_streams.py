@@ -19,6 +19,8 @@ _cuda = ctypes.CDLL(os.environ["SYMM_OVERLAP_HOST_GPU"])
 _cuda.cudaLaunchHostFunc.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _cuda.cudaStreamSynchronize.argtypes = [ctypes.c_void_p]
 
+fail: Callable[[], object] = _cuda.host_gpu_fail
+
 _functions: dict[int, Callable[[], object]] = {}
 _captured: set[int] = set()
 _keys = itertools.count(1)
