@@ -8,7 +8,8 @@ of an all-reduce is an all-reduce.) The rule means:
 - An all-reduced product passes its gradient on unchanged.
 - If all ranks have a tensor and each uses it for its own part of the work, its gradient is the sum over ranks.
 
-Each of these cases is one class here, with its own backward pass.
+Each of these cases is one class here, with its own backward pass. A backward pass that is itself recorded, for second
+derivatives, is made of the same cases: the rule holds for gradients of gradients too.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .._torch import untracked_views
 from ..collective import all_reduce, matmul_all_reduce
 from ..collective.biases import gradient
 from ..collective.dispatch.autograd import factors_to_keep
 from ..collective.ops.product import product
+from ..custom_gradient import apply
 from ..settings import applied, current, in_backward
 
 
@@ -38,7 +39,7 @@ def replicated_matmuls(x: Tensor, Bs: Sequence[Tensor], biases: Sequence[Tensor 
     x, *others = _autocast(x, *Bs, *biases)
     Bs, biases, rows = others[: len(Bs)], others[len(Bs) :], x.reshape(-1, x.shape[-1])
     if _differentiable(rows, *others):
-        products = _ReplicatedMatmuls.apply(group, rows, *others)  # type: ignore[no-untyped-call]
+        products = apply(_ReplicatedMatmuls, group, rows, *others)
     else:
         products = [_product(rows, B, bias) for B, bias in zip(Bs, biases, strict=True)]
     return [each.view(*x.shape[:-1], each.shape[-1]) for each in products]
@@ -48,7 +49,7 @@ def matmul_to_replicated(x: Tensor, B: Tensor, group: str) -> Tensor:
     """Return ``all_reduce(x @ B)``. Its gradient is the same on every rank, so backward needs no communication."""
     x, B = _autocast(x, B)
     rows = x.reshape(-1, x.shape[-1])
-    summed: Tensor = _MatmulToReplicated.apply(group, rows, B)  # type: ignore[no-untyped-call]
+    summed: Tensor = apply(_MatmulToReplicated, group, rows, B)
     return summed.view(*x.shape[:-1], summed.shape[-1])
 
 
@@ -59,17 +60,25 @@ def summed_gradients(group: str, *xs: Tensor) -> tuple[Tensor, ...]:
     """
     if not _differentiable(*xs):
         return xs
-    same: tuple[Tensor, ...] = _SummedGradients.apply(group, *xs)  # type: ignore[no-untyped-call]
+    same: tuple[Tensor, ...] = apply(_SummedGradients, group, *xs)
     return same
 
 
-def gradient_of_shard(gathered: Tensor, rank: int, world: int, dim: int) -> Tensor:
+def gradient_of_shard(gathered: Tensor, rank: int, world: int, dim: int, group: str) -> Tensor:
     """Return ``gathered`` such that each rank keeps only its own shard of the gradient, and zeros elsewhere.
 
     The gradient is the same on every rank, and the gradient of the gather is a reduce-scatter. So the reduce-scatter
     adds every shard once, and not once for each rank.
     """
-    same: Tensor = _GradientOfShard.apply(rank, world, dim, gathered)  # type: ignore[no-untyped-call]
+    same: Tensor = apply(_GradientOfShard, rank, world, dim, group, gathered)
+    return same
+
+
+def partial_sum(group: str, x: Tensor) -> Tensor:
+    """Return ``x``, which is this rank's part of a sum, such that second derivatives know that its gradient, that of
+    the sum, is replicated.
+    """
+    same: Tensor = apply(_PartialSum, group, x)
     return same
 
 
@@ -79,13 +88,13 @@ def transposed(weight: Tensor) -> Tensor:
     Ops compute the gradient of a right-hand side row by row. Adding it to the gradients of earlier passes, which have
     another memory order, takes more than twice the time.
     """
-    right: Tensor = _Transposed.apply(weight)  # type: ignore[no-untyped-call]
+    right: Tensor = apply(_Transposed, weight)
     return right
 
 
 def contiguous_gradient(x: Tensor) -> Tensor:
     """Return ``x`` such that its gradient is contiguous if ``x`` is. The model's own functions may rely on that."""
-    same: Tensor = _ContiguousGradient.apply(x)  # type: ignore[no-untyped-call]
+    same: Tensor = apply(_ContiguousGradient, x)
     return same
 
 
@@ -124,7 +133,7 @@ def _autocast(x: Tensor, *tensors: Any) -> list[Any]:
 
 
 def _in_settings_of_forward(backward: Any) -> Any:
-    """Run a backward pass under the settings of its forward pass, as the ops do. It can be differentiated once only."""
+    """Run a backward pass under the settings of its forward pass, as the ops do."""
 
     @wraps(backward)
     def run(ctx: Any, *grads: Tensor | None) -> Any:
@@ -133,7 +142,17 @@ def _in_settings_of_forward(backward: Any) -> Any:
         with applied(in_backward(ctx.settings)):
             return backward(ctx, *grads)
 
-    return once_differentiable(run)
+    return run
+
+
+def _recorded(*xs: Tensor | None) -> bool:
+    """True if autograd records what a backward pass computes from these tensors. The compiler's backward is not."""
+    return not torch.compiler.is_compiling() and _differentiable(*xs)
+
+
+def _for_own_part(group: str, x: Tensor) -> Tensor:
+    """Return a replicated tensor for a product that is this rank's own, in a backward pass."""
+    return summed_gradients(group, x)[0] if _recorded(x) else x
 
 
 def _keep_settings(ctx: Any) -> None:
@@ -166,9 +185,14 @@ class _ReplicatedMatmuls(torch.autograd.Function):
             if others:
                 left = torch.cat([left, *(grad for grad, _ in others)], 1)
                 right = torch.cat([right, *(B_t for _, B_t in others)])
-            grad_x = matmul_all_reduce(left, right, "sum", ctx.group)
+            if _recorded(left, right):
+                grad_x = apply(_MatmulToReplicated, ctx.group, left, right)
+            else:
+                grad_x = matmul_all_reduce(left, right, "sum", ctx.group)
         needs_others = ctx.needs_input_grad[2:]
         needs_Bs, needs_biases = needs_others[: len(Bs)], needs_others[len(Bs) :]
+        if x is not None:
+            x = _for_own_part(ctx.group, x)
         grad_Bs = [
             _gradient_of_right(x, grad, by_columns) if grad is not None and needed else None
             for grad, by_columns, needed in zip(grads, ctx.by_columns, needs_Bs, strict=True)
@@ -179,15 +203,17 @@ class _ReplicatedMatmuls(torch.autograd.Function):
 class _MatmulToReplicated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: str, x: Tensor, B: Tensor) -> Tensor:
-        ctx.backward_in_parts = True
+        _keep_settings(ctx)
+        ctx.group, ctx.backward_in_parts = group, True
         ctx.by_columns = _by_columns(B)
         ctx.save_for_backward(*factors_to_keep(x, B))
         return matmul_all_reduce(x, B, "sum", group)
 
     @staticmethod
-    @once_differentiable
+    @_in_settings_of_forward
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, B = ctx.saved_tensors
+        grad = _for_own_part(ctx.group, grad)
         grad_x = _product(grad, B.t()) if ctx.needs_input_grad[1] else None
         grad_B = _gradient_of_right(x, grad, ctx.by_columns) if ctx.needs_input_grad[2] else None
         return None, grad_x, grad_B
@@ -203,28 +229,52 @@ class _SummedGradients(torch.autograd.Function):
     @staticmethod
     @_in_settings_of_forward
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        summed = all_reduce(torch.cat([grad.flatten() for grad in grads]), "sum", ctx.group)
+        own = torch.cat([grad.flatten() for grad in grads])
+        summed = apply(_SumToReplicated, ctx.group, own) if _recorded(own) else all_reduce(own, "sum", ctx.group)
         parts = summed.split([grad.numel() for grad in grads])
         # Copies: torch can neither deepcopy nor save a DTensor whose local part does not begin where its memory does.
         return None, *(part.view(grad.shape).to(grad.dtype, copy=True) for part, grad in zip(parts, grads, strict=True))
 
 
+class _SumToReplicated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, group: str, x: Tensor) -> Tensor:
+        _keep_settings(ctx)
+        ctx.group = group
+        return all_reduce(x, "sum", group)
+
+    @staticmethod
+    @_in_settings_of_forward
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return None, _for_own_part(ctx.group, grad)
+
+
+class _PartialSum(_SumToReplicated):  # summed later
+    @staticmethod
+    def forward(ctx: Any, group: str, x: Tensor) -> Tensor:
+        _keep_settings(ctx)
+        ctx.group = group
+        return x.view_as(x)
+
+
 class _GradientOfShard(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rank: int, world: int, dim: int, gathered: Tensor) -> Tensor:
-        ctx.rank, ctx.world, ctx.dim = rank, world, dim
+    def forward(ctx: Any, rank: int, world: int, dim: int, group: str, gathered: Tensor) -> Tensor:
+        _keep_settings(ctx)
+        ctx.rank, ctx.world, ctx.dim, ctx.group = rank, world, dim, group
         if torch.compiler.is_compiling():  # it cannot trace `untracked_views`
             return gathered.view_as(gathered)
         with untracked_views():  # not a view for autograd, so the module may write to it
             return gathered.view_as(gathered)
 
     @staticmethod
-    @once_differentiable
+    @_in_settings_of_forward
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        grad = _for_own_part(ctx.group, grad)
         size = grad.shape[ctx.dim] // ctx.world
         own, first = torch.zeros_like(grad), ctx.rank * size
         own.narrow(ctx.dim, first, size).copy_(grad.narrow(ctx.dim, first, size))
-        return None, None, None, own
+        return None, None, None, None, own
 
 
 class _ContiguousGradient(torch.autograd.Function):

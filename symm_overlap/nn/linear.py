@@ -25,7 +25,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from ..collective import all_gather_matmul, matmul_reduce_scatter
-from .gradients import contiguous_gradient, matmul_to_replicated, replicated_matmuls, summed_gradients, transposed
+from .gradients import (
+    contiguous_gradient,
+    matmul_to_replicated,
+    partial_sum,
+    replicated_matmuls,
+    summed_gradients,
+    transposed,
+)
 from .layouts import dim_of, even_or_whole, is_shard, require_tensor, same, to_local_input, to_output
 from .offer import Offer, offered, with_offers
 from .sharding import local_of, sharded
@@ -156,6 +163,8 @@ class Row(Layout):
             product = matmul_to_replicated(local, weight, self.group)
         if bias is not None:
             product = product + bias.to(product.dtype)  # under autocast the two dtypes differ
+        if self.output == Partial() and not self.use_local_output:  # of a local output, only the caller knows the use
+            product = partial_sum(self.group, product)
         layout = self.output if is_shard(self.output) or self.output == Partial() else Replicate()
         return to_output(product, self.mesh, layout, self.output, self.use_local_output)
 

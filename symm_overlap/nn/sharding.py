@@ -17,6 +17,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from .._torch import strided_shard
 from ..collective.write_counts import counted
+from ..custom_gradient import require_no_transform
 
 
 def require_mesh(mesh: DeviceMesh, who: str) -> DeviceMesh:
@@ -151,6 +152,7 @@ def local_of(
     Raises:
         TypeError: the parameter is not a DTensor. ValueError: it is on another mesh, as FSDP's shards are.
     """
+    require_no_transform()  # torch's own message, from `to_local`, would not help
     if not isinstance(parameter, DTensor):
         raise TypeError(
             "a parameter of a parallel module has been replaced by one that is no DTensor: load values by "

@@ -154,7 +154,7 @@ class Inputs:
                     gathered = gathered.contiguous()
                 # Autocast casts what is gathered. The module's input keeps its dtype, as with torch's style.
                 gathered = gathered.to(local.dtype)
-                whole = gradient_of_shard(gathered, self.mesh.get_local_rank(), self.mesh.size(), dim)
+                whole = gradient_of_shard(gathered, self.mesh.get_local_rank(), self.mesh.size(), dim, self.group)
             else:
                 whole = local
                 products = replicated_matmuls(local, weights, biases, self.group)

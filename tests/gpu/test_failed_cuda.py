@@ -52,7 +52,8 @@ def test_a_process_whose_cuda_has_failed_shows_the_error(
     try:
         for rank in ranks:
             _, said = rank.communicate(timeout=60)
-            assert "in synchronize" in said and "Error: CUDA error: " in said, said
+            assert "in synchronize" in said, said
+            assert "Error: CUDA error: " in said, said
             assert rank.returncode == 1, said
     finally:
         for rank in ranks:

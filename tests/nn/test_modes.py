@@ -269,15 +269,3 @@ def one_row(me: Rank) -> None:
 
 def test_an_input_of_one_dimension(ranks: Pool) -> None:
     ranks.run(2, one_row)
-
-
-def twice_differentiable(me: Rank) -> None:
-    layer = RowParallelLinear(8, 4, mesh=mesh_of(me))
-    x = torch.randn(2, 4, requires_grad=True)
-    (gradient,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
-
-
-def test_second_derivatives_are_refused(ranks: Pool) -> None:
-    ranks.run(2, twice_differentiable)

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from ...collective import all_gather, all_gather_weight_matmul
 from ...collective.arguments import Group, group_name
+from ...custom_gradient import apply
 from .shards import Mean, mesh_of, pad, padded_shard, shard_size, sharded
 
 
@@ -102,7 +103,7 @@ class ShardedLinear(nn.Module):
             output = output[..., : self.out_features]
         if self.bias is None:
             return output
-        bias: Tensor = Mean.apply(all_gather(padded_shard(self.bias, 0), 0, self.group), self.world)  # type: ignore[no-untyped-call]
+        bias: Tensor = apply(Mean, all_gather(padded_shard(self.bias, 0), 0, self.group), self.world)
         return output + bias[: self.out_features].to(output.dtype)  # under autocast the dtypes differ
 
     def _missing(self, size: int) -> int:

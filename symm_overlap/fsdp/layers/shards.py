@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Shard
 from ..._torch import resolve_group
 from ...collective.arguments import Group, group_name
 from ...collective.write_counts import counted
+from ...custom_gradient import apply, require_no_transform
 
 
 def mesh_of(group: Group, like: Tensor) -> DeviceMesh:
@@ -64,6 +65,7 @@ def padded_shard(parameter: Any, dim: int) -> Tensor:
     Raises:
         TypeError: the parameter is not a DTensor. ValueError: it is on a mesh of several dimensions.
     """
+    require_no_transform()  # torch's own message, from `to_local`, would not help
     if not isinstance(parameter, DTensor):
         raise TypeError(
             "a parameter of a ShardedLinear has been replaced by one that is no DTensor: load values by "
@@ -77,7 +79,7 @@ def padded_shard(parameter: Any, dim: int) -> Tensor:
     if parameter.placements != (Shard(dim),):
         parameter = parameter.redistribute(placements=[Shard(dim)])
     world = parameter.device_mesh.size()
-    local = counted(_AsParameter.apply(parameter.to_local()), parameter)  # type: ignore[no-untyped-call]
+    local = counted(apply(_AsParameter, parameter.to_local()), parameter)
     missing = shard_size(parameter.shape[dim], world) - local.shape[dim]
     return pad(local, dim, missing)
 

@@ -1,0 +1,53 @@
+"""torch.export keeps the forward pass of parallel models, and a warning says that it keeps no backward pass."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import parallelize_module
+
+from symm_overlap.fsdp import ShardedLinear
+from tests.nn.blocks import MLP, WIDTH, mlp_plan
+from tests.nn.reference import EXACT, mesh_of, part, values
+from tests.ranks import Pool, Rank
+
+WARNING = "does not keep the backward passes of parallel layers"
+
+
+def exported(me: Rank, dim: int | None) -> None:
+    torch.manual_seed(0)
+    whole = MLP().double()
+    layout = Replicate() if dim is None else Shard(dim)
+    model = parallelize_module(copy.deepcopy(whole), mesh_of(me), mlp_plan(layout, layout))
+    x = values((2, 4, WIDTH))
+    keeps_the_forward(model, part(me, x, layout), part(me, whole(x).detach(), layout))
+
+
+def keeps_the_forward(model: nn.Module, x: torch.Tensor, expected: torch.Tensor) -> None:
+    with pytest.warns(UserWarning, match=WARNING):
+        torch.export.export(model, (x,), strict=False)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("error", WARNING)
+        program = torch.export.export(model, (x,), strict=False)
+    torch.testing.assert_close(program.module()(x), expected, **EXACT)
+
+
+@pytest.mark.parametrize("dim", [None, 1])
+def test_an_exported_model_computes_the_same(ranks: Pool, dim: int | None) -> None:
+    ranks.run(2, exported, dim)
+
+
+def exported_shards(me: Rank) -> None:
+    torch.manual_seed(0)
+    layer = ShardedLinear(WIDTH, WIDTH, group=mesh_of(me)).double()
+    x = values((2, WIDTH))
+    keeps_the_forward(layer, x, layer(x).detach())
+
+
+def test_an_exported_sharded_layer_computes_the_same(ranks: Pool) -> None:
+    ranks.run(2, exported_shards)
