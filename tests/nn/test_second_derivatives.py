@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import symm_overlap
 from symm_overlap.nn import ColumnParallelLinear, ColwiseParallel, RowwiseParallel
 from tests.nn.blocks import MLP, WIDTH, Block, block_plan
+from tests.nn.blocks import whole as gathered
 from tests.nn.reference import EXACT, TORCH, full, mesh_of, part, values
 from tests.ranks import Pool, Rank
 
@@ -106,6 +107,33 @@ def outputs_of_other_layouts(me: Rank) -> None:
 @pytest.mark.skipif(TORCH < (2, 13), reason="torch 2.11 does not differentiate gradients of DTensors")
 def test_outputs_of_other_layouts(ranks: Pool) -> None:
     ranks.run(WORLD, outputs_of_other_layouts)
+
+
+class UsesItsInput(MLP):
+    """A module that uses its input, which is gathered, itself too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x**3
+
+
+def gathered_input(me: Rank) -> None:
+    torch.manual_seed(0)
+    whole = UsesItsInput().double()
+    layout = Shard(1)
+    plan = {"": gathered(1), "up": ColwiseParallel(), "down": RowwiseParallel()}
+    model = parallelize_module(copy.deepcopy(whole), mesh_of(me), plan)
+    x = values((2, 4, WIDTH))
+    found, expected = [], []
+    for to, module, mine in ((found, model, part(me, x, layout)), (expected, whole, x)):
+        mine = mine.clone().requires_grad_()
+        (first,) = grad(module(mine).square().sum(), mine, create_graph=True)
+        to += [first, *grad(first.square().sum(), mine)]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, part(me, other, layout), rtol=1e-10, atol=1e-10)
+
+
+def test_an_input_that_is_gathered_and_also_used_itself(ranks: Pool) -> None:
+    ranks.run(WORLD, gathered_input)
 
 
 def transformed(me: Rank) -> None:
