@@ -150,9 +150,12 @@ def _recorded(*xs: Tensor | None) -> bool:
     return not torch.compiler.is_compiling() and _differentiable(*xs)
 
 
-def _for_own_part(group: str, x: Tensor) -> Tensor:
+def _for_own_part(ctx: Any, x: Tensor) -> Tensor:
     """Return a replicated tensor for a product that is this rank's own, in a backward pass."""
-    return summed_gradients(group, x)[0] if _recorded(x) else x
+    if not _recorded(x):
+        return x
+    with applied(in_backward(ctx.settings)):
+        return summed_gradients(ctx.group, x)[0]
 
 
 def _keep_settings(ctx: Any) -> None:
@@ -192,7 +195,7 @@ class _ReplicatedMatmuls(torch.autograd.Function):
         needs_others = ctx.needs_input_grad[2:]
         needs_Bs, needs_biases = needs_others[: len(Bs)], needs_others[len(Bs) :]
         if x is not None:
-            x = _for_own_part(ctx.group, x)
+            x = _for_own_part(ctx, x)
         grad_Bs = [
             _gradient_of_right(x, grad, by_columns) if grad is not None and needed else None
             for grad, by_columns, needed in zip(grads, ctx.by_columns, needs_Bs, strict=True)
@@ -210,10 +213,9 @@ class _MatmulToReplicated(torch.autograd.Function):
         return matmul_all_reduce(x, B, "sum", group)
 
     @staticmethod
-    @_in_settings_of_forward
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, B = ctx.saved_tensors
-        grad = _for_own_part(ctx.group, grad)
+        grad = _for_own_part(ctx, grad)
         grad_x = _product(grad, B.t()) if ctx.needs_input_grad[1] else None
         grad_B = _gradient_of_right(x, grad, ctx.by_columns) if ctx.needs_input_grad[2] else None
         return None, grad_x, grad_B
@@ -244,9 +246,8 @@ class _SumToReplicated(torch.autograd.Function):
         return all_reduce(x, "sum", group)
 
     @staticmethod
-    @_in_settings_of_forward
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return None, _for_own_part(ctx.group, grad)
+        return None, _for_own_part(ctx, grad)
 
 
 class _PartialSum(_SumToReplicated):  # summed later
@@ -268,9 +269,8 @@ class _GradientOfShard(torch.autograd.Function):
             return gathered.view_as(gathered)
 
     @staticmethod
-    @_in_settings_of_forward
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        grad = _for_own_part(ctx.group, grad)
+        grad = _for_own_part(ctx, grad)
         size = grad.shape[ctx.dim] // ctx.world
         own, first = torch.zeros_like(grad), ctx.rank * size
         own.narrow(ctx.dim, first, size).copy_(grad.narrow(ctx.dim, first, size))

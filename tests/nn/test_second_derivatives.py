@@ -15,10 +15,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import symm_overlap
 from symm_overlap.nn import ColumnParallelLinear, ColwiseParallel, RowwiseParallel
-from tests.nn.blocks import MLP, WIDTH, Block, block_plan
+from tests.nn.blocks import MLP, WIDTH, Block, block_plan, mlp_plan
 from tests.nn.blocks import whole as gathered
-from tests.nn.reference import EXACT, TORCH, full, mesh_of, part, values
+from tests.nn.reference import EXACT, TORCH, WHOLE, full, mesh_of, part, values
 from tests.ranks import Pool, Rank
+from tests.transforms import choices
 
 WORLD = 2
 
@@ -134,6 +135,24 @@ def gathered_input(me: Rank) -> None:
 
 def test_an_input_that_is_gathered_and_also_used_itself(ranks: Pool) -> None:
     ranks.run(WORLD, gathered_input)
+
+
+def in_settings_of_the_forward_pass(me: Rank) -> None:
+    for dim in (None, 1):
+        layout = Replicate() if dim is None else Shard(dim)
+        model = parallelize_module(UsesItsInput().double(), mesh_of(me), {"": gathered(dim), **mlp_plan(WHOLE, WHOLE)})
+        x = part(me, values((2, 4, WIDTH)), layout).clone().requires_grad_()
+        with choices() as calls:
+            with symm_overlap.force_path("pipelined", chunks=2):
+                y = model(x)
+            for _ in range(3):
+                (y,) = grad(y.square().sum(), x, create_graph=True)
+        assert len(calls) > 6
+        assert {(choice.path, choice.reason) for _, choice in calls} == {("pipelined", "forced")}, calls
+
+
+def test_all_derivatives_have_the_settings_of_the_forward_pass(ranks: Pool) -> None:
+    ranks.run(WORLD, in_settings_of_the_forward_pass)
 
 
 def transformed(me: Rank) -> None:
