@@ -84,7 +84,7 @@ SLOW_OF_TORCH := $(addprefix tests/,collective fsdp inductor) $(filter --ignore=
     $(patsubst %,--ignore=tests/%.py,collective/test_autograd fsdp/test_sharded_linear) -m "slow and not alike"
 
 # The tests of what C++ issues and of what its kernels do. The other GPU tests take five more minutes.
-ON_HOST_GPU := $(addprefix tests/gpu/test_,capture.py collectives.py fsdp_async.py graph_trees.py meetings.py memory_operations.py process_end.py reduce.py replays.py signals.py slots.py spans.py)
+ON_HOST_GPU := $(addprefix tests/gpu/test_,capture.py collectives.py failed_cuda.py fsdp_async.py graph_trees.py meetings.py memory_operations.py process_end.py reduce.py replays.py signals.py slots.py spans.py)
 
 # The first tests run with the comparison of calls (symm_overlap/collective/exchange/comparison.py), which is off by default.
 cuda-build: cuda-tree

@@ -35,8 +35,14 @@ finally:
 """
 
 
-@pytest.mark.parametrize("ending", ["destroys the group", "leaves the group"])
-@pytest.mark.parametrize(("path", "waits"), [("pipelined", "kernels"), ("pipelined", "memory"), ("fused", "memory")])
+@pytest.mark.parametrize(
+    ("path", "waits", "ending"),
+    [
+        ("pipelined", "kernels", "leaves the group"),
+        ("pipelined", "memory", "destroys the group"),
+        ("fused", "memory", "leaves the group"),
+    ],
+)
 def test_a_process_whose_cuda_has_failed_shows_the_error(
     tmp_path: pathlib.Path, path: str, waits: str, ending: str
 ) -> None:
