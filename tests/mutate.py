@@ -108,7 +108,7 @@ TESTS: dict[str, list[str]] = {
     "inductor": [
         *(
             f"tests/inductor/test_{name}.py"
-            for name in ("patterns", "hard_graphs", "writer", "arrangement", "moved", "groups")
+            for name in ("patterns", "hard_graphs", "writer", "arrangement", "moved", "one_kernel", "groups")
         ),
         "tests/inductor/test_quantised.py",
         "tests/inductor/test_values.py",
