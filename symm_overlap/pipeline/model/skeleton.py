@@ -44,6 +44,8 @@ class Skeleton:
             for value in vars(module).values():
                 if isinstance(value, _NOT_COPIED):
                     memo[id(value)] = value
+                elif isinstance(value, Tensor) and not value.is_leaf:  # computed anew in each forward, as by pruning
+                    memo[id(value)] = value.detach().clone()
         self.model: nn.Module = copy.deepcopy(model, memo)
         rebind(self.model, memo)
 

@@ -25,6 +25,7 @@ from .stage import Stage
 from .ties import Copies, numbered, ties_of_rank
 
 _CHANNELS_FROM = 1 << 10  # the channels below are for messages between stages
+_FROZEN = 2  # how many tensors a rank sends in place of its gradient if its copies are frozen
 
 
 class TiedParameters:
@@ -54,7 +55,8 @@ class TiedParameters:
         rank: int,
     ) -> None:
         self.rank = rank
-        self._find = partial(ties_of_rank, schedule, stages, numbered(schedule, stages, tied), rank)
+        self._copies_of = numbered(schedule, stages, tied)
+        self._find = partial(ties_of_rank, schedule, stages, self._copies_of, rank)
         self._ties = self._find()
         self._equal = False
         self.named = [[[stage, name] for stage, name in copies] for copies in tied]
@@ -136,19 +138,36 @@ class TiedParameters:
                 hook(copy)
 
     def _sum(self, transport: C10dTransport | None) -> None:
-        """Give every copy the sum of the gradients of all copies, or None if no copy has a gradient."""
+        """Give every copy the sum of the gradients of all copies, or None if no copy has a gradient.
+
+        Raises:
+            ValueError: some copies of a parameter are frozen, and others are not.
+        """
         sums = {index: {self.rank: _sum([_gradient(copy) for copy in tie.mine])} for index, tie in self._ties.items()}
+        frozen = {index: {not copy.requires_grad for copy in tie.mine} for index, tie in self._ties.items()}
         for step in self.reduce:
             assert transport is not None
             index = _index(step)
             if step.kind == SEND_B:
                 mine = [each for each in [sums[index][self.rank]] if each is not None]
+                if not all(copy.requires_grad for copy in self._copies(step)):
+                    mine = [_local(self._copies(step)[0].detach()).new_empty(0)] * _FROZEN
                 transport.send(step, described(mine), mine)
                 continue
             gradients = transport.receive(step)[1]
+            frozen[index].add(len(gradients) == _FROZEN)
+            if len(gradients) == _FROZEN:
+                gradients = []
             for gradient in gradients:
                 _require_shape(step, self._copies(step)[0], gradient)
             sums[index][step.peer] = gradients[0] if gradients else None
+        for index, found in frozen.items():
+            if len(found) > 1:
+                names = ", ".join(f"{name} of stage {stage}" for stage, name in self._copies_of[index])
+                raise ValueError(
+                    f"only some of the copies of a tied parameter require a gradient ({names}): they are one "
+                    "parameter, so freeze all of them or none"
+                )
         for index, tie in self._ties.items():
             total = _sum([sums[index][rank] for rank in tie.ranks])
             for copy in tie.mine:
