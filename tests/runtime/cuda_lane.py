@@ -13,6 +13,7 @@ import torch
 
 from symm_overlap import _C
 from symm_overlap.runtime import Lane, freeing
+from symm_overlap.runtime.cuda.signals import CudaSignals
 from symm_overlap.runtime.cuda.workspace import CudaWorkspace, MappedMemory
 
 DEVICE = torch.device("cuda", 3)  # the current device is another one
@@ -22,10 +23,20 @@ if not _C.with_cuda:
     freeing._may_free = lambda device: True  # workspaces call it when they go away, after a test too
 
 
+class Memory:
+    """Something that a test can have a weak reference to."""
+
+
 class FakeSignals:
-    """Records the name and the arguments of every method call."""
+    """Records the name and the arguments of every method call. It goes away as `CudaSignals` does.
+
+    ``memory`` stands for what it holds.
+    """
+
+    __del__ = CudaSignals.__del__
 
     def __init__(self) -> None:
+        self._lane, self._device, self.memory = None, DEVICE, Memory()
         self.asked: list[tuple[object, ...]] = []
         self.first_of_a_graph = False
 

@@ -84,7 +84,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[weakref.ref[object]]
 
     def create(*arguments: object, **options: object) -> FakeSignals:
         signals = FakeSignals()
-        made["signals"].append(weakref.ref(signals))
+        made["signals"].append(weakref.ref(signals.memory))
         return signals
 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
@@ -155,10 +155,11 @@ def test_a_lane_that_goes_away_during_a_capture_keeps_its_memory_until_the_host_
         lane = cuda_lane()
         lane.reserve(1 << 21, 1.0, 7, channels=9)
         del lane
-    assert alive(made["workspaces"]) == [False, True]
+    assert alive(made["workspaces"]) == alive(made["signals"]) == [False, True]
     gpu.capturing = False
     cuda_lane().reserve(1 << 21, 1.0, 7)
     assert alive(made["workspaces"]) == [False, False, False]
+    assert alive(made["signals"]) == [False, False]
 
 
 def test_no_workspace_is_made_during_a_capture_and_the_error_says_what_to_do(gpu: Gpu) -> None:

@@ -44,8 +44,8 @@ class PipelineRuntime:
         chunk_args, chunk_kwargs, merge_output: how batches are cut and results are merged, as ``args_chunk_spec``,
             ``kwargs_chunk_spec`` and ``output_merge_spec`` of torch's schedules; by default along dimension 0.
         tied: parameters that several stages share. Each is a list of (stage, name in its module). All copies start
-            with the value of the lowest stage's copy, and each gets the sum of the gradients of all copies. Lists that
-            share a copy count as one.
+            with the value of the lowest stage's copy, and each gets the sum of the gradients of all copies. All copies
+            are frozen, or none. Lists that share a copy count as one.
         transport: "symmetric" puts messages into symmetric memory. They must then have the same shapes in every step.
             "c10d" sends them by torch.distributed, in any shape. None uses "symmetric" if the ranks can reach each
             other's memory, and otherwise "c10d".
@@ -129,8 +129,8 @@ class PipelineRuntime:
             On the ranks of last stages, the merged outputs of the model, without graph. None on all other ranks.
 
         Raises:
-            ValueError, TypeError: the batch cannot be cut, a stage returned a value that cannot be sent, or the loss is
-                not a tensor of one number.
+            ValueError, TypeError: the batch cannot be cut, a stage returned a value that cannot be sent, the loss is
+                not a tensor of one number, or only some copies of a tied parameter are frozen.
             RuntimeError: gradients are disabled (call `eval` instead), the loss does not depend on any parameter, or a
                 parameter is on the device "meta".
             torch.distributed.DistBackendError: another rank has failed, has died or did not come in time.
