@@ -1,4 +1,4 @@
-"""Loading kernels before their launch, with private APIs of Triton. Checked on Triton 3.6.0 and 3.9.0.
+"""Loading kernels before their launch, with private APIs of Triton. Checked on Triton 3.6.0 to 3.9.0.
 
 Triton caches a compiled kernel under a key. The key consists of the types of its arguments, which numbers are 1 or
 divisible by 16, which addresses are divisible by 16, and the options. Nothing else is read from tensors here, so they

@@ -3,8 +3,8 @@
 In every launch by Triton, Python finds out again what it has found out in the launch before: the types of all
 arguments, the compiled kernel, and the layout of its parameters.
 
-This uses private APIs of Triton. It was tested with Triton 3.6.0, 3.8.0 and 3.9.0. With every version, the sizes of the
-parameters are compared with those that the compiled code declares.
+This uses private APIs of Triton. It was tested with Triton 3.6.0, 3.7.1, 3.8.0 and 3.9.0. With every version, the sizes
+of the parameters are compared with those that the compiled code declares.
 """
 
 from __future__ import annotations

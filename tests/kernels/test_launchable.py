@@ -68,10 +68,9 @@ def calls(architecture: int) -> Iterator[Call]:
 
 def by_triton(driver: Driver, kernel: Any, *arguments: Any, **options: Any) -> list[Any]:
     """Return the arguments of the kernel after Triton's launcher has replaced descriptors, without constants."""
-    import triton.backends.driver
     from triton.backends.nvidia.driver import wrap_handle_tensordesc
 
-    in_a_tuple = hasattr(triton.backends.driver, "wrap_handle_tensordesc_impl")  # since Triton 3.8
+    in_a_tuple = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
     name = "fill_tma_descriptor_tiled" if in_a_tuple else "fill_tma_descriptor"
     setattr(driver, name, lambda *map_arguments: ("map", *map_arguments))
     compiled = kernel.warmup(*arguments, grid=(1,), **options)
