@@ -5,6 +5,7 @@ Fake tensors have shapes and dtypes but no memory. A dispatch mode sees every op
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -29,6 +30,7 @@ __all__ = [
     "depends_on_values",
     "ignoring_new_sizes",
     "keystr",
+    "leaf_paths",
     "saved_tensors_hooks",
     "tree_flatten",
     "tree_flatten_with_path",
@@ -68,3 +70,16 @@ def ignoring_new_sizes(args: Any, kwargs: Any) -> AbstractContextManager[object]
 def depends_on_values(tensor: torch.Tensor) -> bool:
     """True if the size of a fake tensor depends on values."""
     return bool(free_unbacked_symbols(tensor))
+
+
+def leaf_paths(spec: TreeSpec, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return for each leaf of a nested value the keys of dicts, and the numbers in other types, that lead to it."""
+    if spec.is_leaf():
+        return [path]
+    names: Any = range(spec.num_children)
+    if spec.type in (dict, OrderedDict):
+        names = spec.context
+    elif spec.type is defaultdict:
+        names = spec.context[1]
+    children = zip(names, spec.children(), strict=True)
+    return [found for name, child in children for found in leaf_paths(child, (*path, name))]

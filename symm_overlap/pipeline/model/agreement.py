@@ -12,7 +12,20 @@ import torch.distributed as dist
 from ..runtime.exchange import said_by_all
 from ..runtime.step_runner import count_rejected
 
+SIZES = "numbers of layers of the stages"
+LAYERS = "order in which the model calls its layers"
+VALUES = "values that pass between stages (digests of how they are computed)"
+
 _PURPOSE = "parts of a pipeline"
+_SAME_ARGUMENTS = (
+    "Create the PipelineModel with the same arguments on every rank. If each rank measures its own costs, send those "
+    "of one rank to all"
+)
+_SAME_TRACE = (
+    "Each rank has traced the model itself, and the model does something else on each. If it walks through a set of "
+    "strings, whose order differs between processes, let it sort the set, or start all ranks with the same "
+    "PYTHONHASHSEED"
+)
 
 
 class Agreement:
@@ -60,12 +73,12 @@ class Agreement:
                 raise RuntimeError(f"rank {rank} of the pipeline could not make its part of the model: {error}")
         first = every[0][1]
         for rank, (_, theirs) in enumerate(every):
-            for what, value in theirs.items():
-                if value != first[what]:
+            for what in {**first, **theirs}:
+                if theirs.get(what) != first.get(what):
                     raise ValueError(
-                        f"ranks 0 and {rank} of the pipeline differ in the {what}: {first[what]}, and {value}. Create "
-                        "the PipelineModel with the same arguments on every rank. If each rank measures its own costs, "
-                        "send those of one rank to all"
+                        f"ranks 0 and {rank} of the pipeline differ in the {what}: {first.get(what)}, and "
+                        f"{theirs.get(what)}. "
+                        f"{_SAME_ARGUMENTS if what == SIZES else _SAME_TRACE}"
                     )
         self.reached = True
         return True

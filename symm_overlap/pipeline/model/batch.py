@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,8 +104,12 @@ class Batch:
         split = {name: tensor.tensor_split(count, dim) for name, (tensor, dim) in self.cut.items()}
         return [{name: parts[index] for name, parts in split.items()} | self.shared for index in range(count)]
 
-    def described(self, mode: bool | None, gradients: bool, autocast: object) -> str:
-        """Return a description of the inputs and of how they are used, to compare it with those of other ranks."""
+    def described(self, mode: bool | None, gradients: bool, autocast: object, passed: Iterable[str] = ()) -> str:
+        """Return a description of the inputs and of how they are used, to compare it with those of other ranks.
+
+        Args:
+            passed: digests of the values that pass between the stages.
+        """
         tensors = {name: tensor for name, (tensor, _) in self.cut.items()} | self.shared
         of_tensors = (
             f"{name} of shape {tuple(tensors[name].shape)}, {tensors[name].dtype}" for name in self.inputs.names
@@ -115,6 +119,7 @@ class Batch:
         how = (
             {None: "", True: "in training mode", False: "in evaluation mode"}[mode],
             f"autocast {autocast}" * bool(autocast),
+            *(f"values between stages with the digests {each}" for each in passed if each),
         )
         return "; ".join(
             filter(None, [*of_tensors, *of_constants, *how, "with gradients" if gradients else "forwards alone"])

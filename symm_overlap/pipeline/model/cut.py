@@ -2,7 +2,8 @@
 
 Stage s runs the nodes from its first layer up to the first layer of stage s + 1. The first stage also runs what comes
 before all layers, and the last stage what comes after them. A value that a later stage needs passes through the stages
-between: each receives it and returns it.
+between: each receives it and returns it. The order of these values does not depend on the order of the nodes, which may
+differ between ranks (identities.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from itertools import accumulate
 from torch import Tensor, fx
 
 from .copies import Copies
+from .identities import Identities
 from .trace.calls import Call
 from .trace.effects import has_effects
 from .trace.error import TraceError
@@ -32,6 +34,7 @@ class Part:
         inputs: the names of the tensors of the batch.
         calls: for each node that calls whole modules, the calls.
         attributes: the names of parameters and buffers that it uses outside of whole modules.
+        returned: a digest of what it returns, which is the same on all ranks that trace the same model.
     """
 
     graph: fx.Graph
@@ -39,6 +42,7 @@ class Part:
     inputs: tuple[str, ...]
     calls: dict[fx.Node, tuple[Call, ...]]
     attributes: tuple[str, ...]
+    returned: str
 
     @property
     def buffers(self) -> set[str]:
@@ -70,6 +74,7 @@ def cut(traced: Traced, sizes: Sequence[int], outputs: Sequence[int] | None = No
 class _Cut:
     def __init__(self, traced: Traced, sizes: Sequence[int], outputs: Sequence[int] | None) -> None:
         self._traced, self._stages = traced, len(sizes)
+        self._identities = Identities(traced)
         self._copies = copies = Copies(traced)
         nodes = list(traced.graph.nodes)
         self._nodes = nodes[:-1]
@@ -108,9 +113,8 @@ class _Cut:
     def parts(self) -> list[Part]:
         returned: list[list[fx.Node]] = []
         for stage in range(self._stages - 1):
-            returned.append(
-                [n for n in self._nodes if self._stage_of.get(n, self._stages) <= stage < self._until.get(n, 0)]
-            )
+            passed = [n for n in self._nodes if self._stage_of.get(n, self._stages) <= stage < self._until.get(n, 0)]
+            returned.append(self._identities.in_order(passed))
             for node in returned[-1]:
                 if not isinstance(node.meta.get("val"), Tensor):
                     raise TraceError(
@@ -158,4 +162,5 @@ class _Cut:
                     calls[copied[node]] = self._traced.calls[node]
         graph.output(tuple(copied[node] for node in returned))
         attributes = tuple(str(node.target) for node in mine if node.op == "get_attr")
-        return Part(graph, len(received), tuple(str(node.target) for node in inputs), calls, attributes)
+        digest = self._identities.digest(returned)
+        return Part(graph, len(received), tuple(str(node.target) for node in inputs), calls, attributes, digest)

@@ -13,7 +13,7 @@ from ..runtime import PipelineRuntime, Stage
 from ..schedule import Schedule
 from ._torch import TensorChunkSpec, tree_flatten, tree_unflatten
 from .agreement import Agreement
-from .batch import Batch
+from .batch import Batch, Entries
 from .environment import autocast_state, device_of, schedule_for
 from .layers import Classes, layers_of
 from .loss import on_all_ranks
@@ -115,6 +115,7 @@ class PipelineModel:
         self._agreement = Agreement(group)
         self._mode: bool | None = None  # as the model was, until train() or eval() is called
         self._runtimes: dict[Hashable, PipelineRuntime] = {}
+        self._traced: dict[Hashable, str] = {}  # what stages pass on, for each kind of microbatch
         self._scalars: list[bool] = []
 
     @property
@@ -254,23 +255,24 @@ class PipelineModel:
         if not self._parts.built:
             names = self._cut.modules(read.inputs, read.microbatches(self.schedule.microbatches)[0])
             self._parts.build(names, self._cut.model)
-        if self._agreement.reach({"numbers of layers of the stages": self._cut.sizes}):
+        if self._agreement.reach(self._cut.agreed):
             self._parts.make_copies_equal(self._group)
 
     def _runtime(self, read: Batch, returns: str, *, gradients: bool) -> PipelineRuntime:
         """Return the runtime for batches of these shapes: messages through symmetric memory have fixed shapes."""
         what = read.inputs.constants, read.target.constants, self._mode, returns, gradients, autocast_state()
         modules = {stage.index: module for stage, module in self._parts.modules()}
-        known = {index: runs_of(module) for index, module in modules.items()}
         shapes = []
         for tensors in read.microbatches(self.schedule.microbatches):
             shapes.append(shapes_of(tensors))
-            if any((what, shapes[-1]) not in runs.makers for runs in known.values()):
-                wanted = Wanted(self._finish(read, returns), gradients, loss_alone=gradients and self._loss is None)
+            if (which := (what, shapes[-1])) not in self._traced:
+                finish = self._finish(read.target, returns)
+                wanted = Wanted(finish, gradients, loss_alone=gradients and self._loss is None)
                 for index, maker in self._cut.runs(modules, read.inputs, tensors, wanted).items():
-                    known[index].makers[what, shapes[-1]] = maker
-                    known[index].function((what, shapes[-1]), modules[index])  # now: compiled stages cannot trace this
-        for runs in known.values():
+                    runs_of(modules[index]).makers[which] = maker
+                    runs_of(modules[index]).function(which, modules[index])  # now: compiled stages cannot trace this
+                self._traced[which] = self._cut.passed
+        for runs in map(runs_of, modules.values()):
             runs.what, runs.shared = what, read.shared
         key = what, tuple(shapes)
         if key not in self._runtimes:
@@ -283,12 +285,11 @@ class PipelineModel:
                 tied=self._parts.tied,
                 transport=self._transport,
             )
-            self._runtimes[key].describe_batches(read.described(self._mode, gradients, autocast_state()))
+            passed = dict.fromkeys(self._traced[what, each] for each in shapes)
+            self._runtimes[key].describe_batches(read.described(self._mode, gradients, autocast_state(), passed))
         return self._runtimes[key]
 
-    def _finish(self, read: Batch, returns: str) -> Callable[[Any, Tensors], Any]:
-        target = read.target
-
+    def _finish(self, target: Entries, returns: str) -> Callable[[Any, Tensors], Any]:
         def finish(result: Any, tensors: Tensors) -> Any:
             if returns == "loss" and self._loss is not None:
                 result = self._loss(result, *target.filled(tensors).values())

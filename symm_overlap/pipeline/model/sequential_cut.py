@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..schedule import Schedule
+from .agreement import SIZES
 from .batch import Entries
 from .layers import is_inside, names_that_fit
 from .memory import sharing
@@ -63,6 +64,7 @@ class SequentialCut:
             for name in fitting:
                 self._kwargs_of[name] = (*self._kwargs_of.get(name, ()), *_listed(entries))
         self.sizes = sizes_of(partition, layers, schedule, _costs(model, layers, before, behind, costs))
+        self.passed = ""
         self._names: list[list[str]] = []
         start = 0
         for size in self.sizes:
@@ -71,6 +73,11 @@ class SequentialCut:
         self._names[0][:0] = before
         self._names[-1] += behind
         self._common = _common(self._names, sharing(model))
+
+    @property
+    def agreed(self) -> dict[str, object]:
+        """See `TracedCut.agreed`."""
+        return {SIZES: self.sizes}
 
     def modules(self, inputs: Entries, tensors: Tensors) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
         """See `TracedCut.modules`."""

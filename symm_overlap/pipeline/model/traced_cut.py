@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..schedule import Schedule
 from ._torch import tree_flatten
+from .agreement import LAYERS, SIZES, VALUES
 from .batch import Entries
 from .cut import Part, cut
 from .layers import is_inside, whole_modules
@@ -49,6 +50,7 @@ class TracedCut:
     Attributes:
         model: the skeleton of the model.
         sizes: how many calls of layers each stage has; empty before the first batch.
+        passed: digests of what the stages passed on in the latest trace.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class TracedCut:
         self._spare = {name: module for name, module in whole_modules(model, layers).items() if _is_empty(module)}
         self._partition, self._costs = partition, costs
         self.sizes: tuple[int, ...] = ()
+        self.passed = ""
         self._order: tuple[str, ...] = ()
         self._names: list[tuple[str, ...]] = []  # for each stage, what it has
 
@@ -83,9 +86,19 @@ class TracedCut:
         self._order = _layers_of(traced)
         costs = layer_costs(self._costs, traced, self._skeleton)
         self.sizes = sizes_of(self._partition, self._order, self._schedule, costs)
-        names = [self._names_of(part) for part in cut(traced, self.sizes)]
+        names = [self._names_of(part) for part in self._parts(traced)]
         self._names = [(*modules, *attributes) for modules, attributes in names]
         return names
+
+    @property
+    def agreed(self) -> dict[str, object]:
+        """What must be the same on all ranks, after the first trace."""
+        return {SIZES: self.sizes, LAYERS: ", ".join(self._order), VALUES: self.passed}
+
+    def _parts(self, traced: Traced, outputs: Sequence[int] | None = None) -> list[Part]:
+        parts = cut(traced, self.sizes, outputs)
+        self.passed = " ".join(part.returned for part in parts[:-1])
+        return parts
 
     def _names_of(self, part: Part) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """See `modules`. For a parameter that a whole module owns, the module is listed: it can initialise the
@@ -114,7 +127,7 @@ class TracedCut:
                 f"called {', '.join(self._order)}. The stages are cut for the first batch: use another PipelineModel"
             )
         outputs = [_index_of_loss(traced)] if wanted.loss_alone else None
-        parts = cut(traced, self.sizes, outputs)
+        parts = self._parts(traced, outputs)
         self._require_names(parts)
         found: dict[int, Maker] = {}
         for index, stage in stages.items():

@@ -1,0 +1,191 @@
+"""What the values of a traced model are, in words that do not depend on the order in which a rank has traced them.
+
+Every rank traces the model itself, and a model may run its code in another order in each process: the order of a set of
+strings depends on a number that Python draws when it starts. So the place of a value in the trace does not say to
+another rank which value it is. How the value is computed does: by which operators and modules, from which values.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import operator
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx
+
+from ._torch import HigherOrderOperator, OpOverload, leaf_paths
+from .trace.calls import WHOLE_MODULE, Call
+from .trace.effects import Constant, graph_in
+from .trace.flat import Flat, Sharding
+from .trace.tracer import Traced
+
+_PLAIN = (
+    bool, int, float, complex, str, bytes, type(None), type(...), range, torch.dtype, torch.layout, torch.memory_format,
+)  # fmt: skip
+
+
+class Identities:
+    """The digests of the values of a traced model: of how each is computed, and if that is not enough, of its uses.
+
+    Values that differ only in the random numbers that were drawn, in tensors that the model's code contains, or in what
+    was changed in place, are computed in the same way.
+    """
+
+    def __init__(self, traced: Traced) -> None:
+        self._known = _of_graph(traced.graph, {})
+        self._outputs: dict[Any, list[str]] = {}  # where they are in what the model returns
+        paths = leaf_paths(traced.returned.spec)
+        for node, index in zip(_outputs(traced.graph), traced.returned.where, strict=True):
+            self._outputs.setdefault(node, []).append(str(paths[index]))
+
+    def in_order(self, values: Sequence[fx.Node]) -> list[fx.Node]:
+        """Return some values in an order that is the same on all ranks with the same `digest`."""
+        return sorted(values, key=dict(zip(values, self._keys(values), strict=True)).__getitem__)
+
+    def digest(self, values: Sequence[fx.Node]) -> str:
+        """Return a digest of some values, to compare it with those of other ranks."""
+        keys = sorted(self._keys(values))
+        # Only their order in the trace tells equal values apart, so then it must be the same on all ranks.
+        return _digest(keys, self._trace if _has_equal(keys) else [])
+
+    def _keys(self, values: Sequence[fx.Node]) -> list[tuple[str, ...]]:
+        keys: list[tuple[str, ...]] = [(self._known[node],) for node in values]
+        return [(self._known[node], self._uses[node]) for node in values] if _has_equal(keys) else keys
+
+    @cached_property
+    def _uses(self) -> dict[fx.Node, str]:
+        """For each value, a digest of what is computed with it."""
+        found: dict[fx.Node, str] = {}
+        for node in reversed(self._known):
+            known = ChainMap({node: "this value"}, self._known)
+            users = [user for user in node.users if user.op != "output"]
+            each = sorted((_digest(_inside(user, known) or _words_of(user, known)), found[user]) for user in users)
+            found[node] = _digest(each, sorted(self._outputs.get(node, [])))
+        return found
+
+    @cached_property
+    def _trace(self) -> list[Any]:
+        """The whole graph in the order of the trace."""
+        numbers = {node: number for number, node in enumerate(self._known)}
+        return [
+            (known, [numbers[each] for each in node.all_input_nodes], node.target is operator.getitem and node.args[1])
+            for node, known in self._known.items()
+        ]
+
+
+def _has_equal(keys: Sequence[Any]) -> bool:
+    return len(set(keys)) < len(keys)
+
+
+def _of_graph(graph: fx.Graph, given: Mapping[fx.Node, str]) -> dict[fx.Node, str]:
+    """Return the digests of the nodes of a graph. Those of its placeholders may be given."""
+    found = dict(given)
+    results: dict[Any, list[str]] = {}  # of operators that run a graph
+    for node in graph.nodes:
+        if node.op == "output" or node in found:
+            continue
+        if (inside := _inside(node, found)) is not None:
+            results[node] = inside
+            found[node] = inside[0] if len(inside) == 1 else _digest("results", sorted(inside))
+        elif node.target is operator.getitem and node.args[0] in results:
+            found[node] = results[node.args[0]][cast(int, node.args[1])]
+        else:
+            found[node] = _digest(*_words_of(node, found))
+    return found
+
+
+def _words_of(node: fx.Node, found: Mapping[fx.Node, str]) -> tuple[Any, ...]:
+    if node.op in ("placeholder", "get_attr"):
+        return node.op, str(node.target)
+    if node.target is WHOLE_MODULE:
+        call: Call = node.meta["call"]
+        return "call", call.name, call.autocast, call.recomputed, _leaves(call.given, _words(node.args[0], found))
+    if node.target is operator.getitem:
+        value, index = node.args
+        if isinstance(value, fx.Node) and value.target is WHOLE_MODULE:
+            returned: Flat = value.meta["call"].returned
+            index = str(leaf_paths(returned.spec)[returned.where[cast(int, index)]])  # dicts may have another order
+        return "part", _words(value, found), _words(index, found)
+    if isinstance(node.target, Constant):
+        return "constant", _words(node.target.value, found)
+    return _name(node.target), _words(node.args, found), _words(dict(node.kwargs), found)
+
+
+def _inside(node: fx.Node, found: Mapping[fx.Node, str]) -> list[str] | None:
+    """Return the digests of what an operator returns that runs one graph, as ``with torch.no_grad()`` becomes one. None
+    for other operators."""
+    graphs = [place for place, argument in enumerate(node.args) if _graph_of(argument) is not None]
+    if len(graphs) != 1:
+        return None
+    graph = _graph_of(node.args[graphs[0]])
+    assert graph is not None
+    given = [_digest(_words(value, found)) for value in node.args[graphs[0] + 1 :]]
+    inputs = graph.find_nodes(op="placeholder")
+    if len(inputs) != len(given):
+        return None
+    how = _name(node.target), _words(node.args[: graphs[0]], found), _words(dict(node.kwargs), found)
+    return [_digest(how, each) for each in _returned(graph, dict(zip(inputs, given, strict=True)))]
+
+
+def _graph_of(argument: Any) -> fx.Graph | None:
+    module = graph_in(argument) if isinstance(argument, fx.Node) else None
+    return None if module is None else module.graph
+
+
+def _returned(graph: fx.Graph, given: Mapping[fx.Node, str]) -> list[Any]:
+    found = _of_graph(graph, given)
+    return [_words(value, found) for value in _outputs(graph)]
+
+
+def _outputs(graph: fx.Graph) -> Sequence[Any]:
+    (returned,) = graph.output_node().args
+    return returned if isinstance(returned, (list, tuple)) else [returned]
+
+
+def _leaves(flat: Flat, tensors: Sequence[Any]) -> list[Any]:
+    """Return what a module is given, without the order of dicts."""
+    leaves = [_words(each, {}) for each in flat.constants]
+    for index, tensor in zip(flat.where, tensors, strict=True):
+        leaves[index] = leaves[index], tensor
+    return sorted(zip(map(str, leaf_paths(flat.spec)), leaves, strict=True), key=operator.itemgetter(0))
+
+
+def _words(value: Any, found: Mapping[fx.Node, str]) -> Any:
+    """Return a value such that its text is the same on every rank. Devices lose their index."""
+    if isinstance(value, fx.Node):
+        return found[value]
+    if isinstance(value, enum.Enum):
+        return _name(type(value)), value.name
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return [_words(each, found) for each in value]
+    if isinstance(value, dict):
+        return sorted((repr(key), _words(each, found)) for key, each in value.items())
+    if isinstance(value, slice):
+        return "slice", _words([value.start, value.stop, value.step], found)
+    if isinstance(value, torch.device):
+        return "device", value.type
+    if isinstance(value, Tensor):
+        return "tensor", tuple(value.shape), str(value.dtype)
+    if isinstance(value, fx.GraphModule):
+        inputs = value.graph.find_nodes(op="placeholder")
+        return "graph", _returned(value.graph, {each: f"input {number}" for number, each in enumerate(inputs)})
+    if isinstance(value, Sharding):
+        return "part", str(value.placements), tuple(value.shape)
+    return _name(value if isinstance(value, type) else type(value))
+
+
+def _name(target: Any) -> str:
+    if isinstance(target, (OpOverload, HigherOrderOperator)):
+        return str(target)
+    return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', target)}"
+
+
+def _digest(*words: Any) -> str:
+    return hashlib.sha256(repr(words).encode()).hexdigest()[:16]
