@@ -6,10 +6,14 @@ Fake tensors have shapes and dtypes but no memory. A dispatch mode sees every op
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch._functorch.predispatch import _add_batch_dim, _remove_batch_dim
+from torch._functorch.predispatch import _vmap_decrement_nesting as end_vmap
+from torch._functorch.predispatch import _vmap_increment_nesting as begin_vmap
 from torch._guards import detect_fake_mode
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -19,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
 __all__ = [
+    "VMAP_VIEWS",
     "FakeTensor",
     "FakeTensorMode",
     "HigherOrderOperator",
@@ -26,8 +31,11 @@ __all__ = [
     "TensorChunkSpec",
     "TorchDispatchMode",
     "TreeSpec",
+    "begin_vmap",
     "composite",
     "depends_on_values",
+    "end_vmap",
+    "ending_vmaps",
     "ignoring_new_sizes",
     "keystr",
     "leaf_paths",
@@ -37,6 +45,10 @@ __all__ = [
     "tree_unflatten",
     "without_function_modes",
 ]
+
+
+VMAP_VIEWS = _add_batch_dim, _remove_batch_dim
+"""They add the dimension of ``torch.vmap`` to a tensor, and remove it."""
 
 
 def composite(func: OpOverload) -> bool:
@@ -83,3 +95,14 @@ def leaf_paths(spec: TreeSpec, path: tuple[Any, ...] = ()) -> list[tuple[Any, ..
         names = spec.context[1]
     children = zip(names, spec.children(), strict=True)
     return [found for name, child in children for found in leaf_paths(child, (*path, name))]
+
+
+@contextmanager
+def ending_vmaps() -> Iterator[None]:
+    """A context in which an error ends the calls of ``torch.vmap`` that have begun in it."""
+    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    try:
+        yield
+    except BaseException:
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        raise

@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import fx
 
-from ._torch import OpOverload
+from ._torch import HigherOrderOperator, OpOverload
 from .trace.calls import WHOLE_MODULE
 from .trace.effects import Constant, touched, uses_statistics
 from .trace.error import TraceError, line_of
 from .trace.tracer import Traced
+from .trace.vmapped import Vmapped
 
 _KEPT = ("placeholder", "get_attr")  # inputs, parameters and buffers
 
@@ -85,8 +86,10 @@ class Copies:
             return False
         if node.target is WHOLE_MODULE:
             return self._traced.calls[node][0].repeatable
+        if isinstance(node.target, Vmapped):
+            return all(_is_repeatable(inner) for inner in node.target.module.graph.nodes)
         if isinstance(node.target, OpOverload):
-            return torch.Tag.nondeterministic_seeded not in node.target.tags and not uses_statistics(node)
+            return _is_repeatable(node)
         return node.target is operator.getitem or isinstance(node.target, Constant)
 
     def require_whole(self, stage_of: Mapping[fx.Node, int]) -> None:
@@ -103,6 +106,13 @@ class Copies:
             moves = not kept and all(node.target is WHOLE_MODULE for node in nodes) and _one_copy(group, stage_of)
             if len(used) > 1 or (late and late != {min(made)} and not moves):
                 raise TraceError(_in_place_message(nodes))
+
+
+def _is_repeatable(node: fx.Node) -> bool:
+    """True if a node computes the same again from the same values."""
+    if isinstance(node.target, OpOverload):
+        return torch.Tag.nondeterministic_seeded not in node.target.tags and not uses_statistics(node)
+    return not isinstance(node.target, HigherOrderOperator)
 
 
 def _one_copy(group: Sequence[fx.Node], stage_of: Mapping[fx.Node, int]) -> bool:

@@ -23,6 +23,7 @@ from .trace.calls import WHOLE_MODULE, Call
 from .trace.effects import Constant, graph_in
 from .trace.flat import Flat, Sharding
 from .trace.tracer import Traced
+from .trace.vmapped import Vmapped
 
 _PLAIN = (
     bool, int, float, complex, str, bytes, type(None), type(...), range, torch.dtype, torch.layout, torch.memory_format,
@@ -117,18 +118,22 @@ def _words_of(node: fx.Node, found: Mapping[fx.Node, str]) -> tuple[Any, ...]:
 
 
 def _inside(node: fx.Node, found: Mapping[fx.Node, str]) -> list[str] | None:
-    """Return the digests of what an operator returns that runs one graph, as ``with torch.no_grad()`` becomes one. None
-    for other operators."""
-    graphs = [place for place, argument in enumerate(node.args) if _graph_of(argument) is not None]
-    if len(graphs) != 1:
+    """Return the digests of what a node returns that runs one graph, as ``with torch.no_grad()`` and vmap become. None
+    for other nodes."""
+    places = [place for place, argument in enumerate(node.args) if _graph_of(argument) is not None]
+    if isinstance(node.target, Vmapped):
+        graph, start = node.target.module.graph, 0
+        how: tuple[Any, ...] = ("vmap",)
+    elif len(places) == 1:
+        (place,) = places
+        graph, start = cast(fx.Graph, _graph_of(node.args[place])), place + 1
+        how = _name(node.target), _words(node.args[:place], found), _words(dict(node.kwargs), found)
+    else:
         return None
-    graph = _graph_of(node.args[graphs[0]])
-    assert graph is not None
-    given = [_digest(_words(value, found)) for value in node.args[graphs[0] + 1 :]]
+    given = [_digest(_words(value, found)) for value in node.args[start:]]
     inputs = graph.find_nodes(op="placeholder")
     if len(inputs) != len(given):
         return None
-    how = _name(node.target), _words(node.args[: graphs[0]], found), _words(dict(node.kwargs), found)
     return [_digest(how, each) for each in _returned(graph, dict(zip(inputs, given, strict=True)))]
 
 

@@ -82,6 +82,7 @@ COMPUTE: dict[str, Compute] = {
     "modules": lambda model, x: {kind: model.angle(x, kind) for kind in kinds()},
     "operators": lambda model, x: {kind: x.mean() * FACTORS[kind] for kind in kinds()},
     "buffers": lambda model, x: {kind: x.mean() * getattr(model, kind) for kind in kinds()},
+    "vmap": lambda model, x: {kind: torch.vmap(torch.mul, (0, None))(x, FACTORS[kind]).mean() for kind in kinds()},
     "constants": lambda model, x: {kind: x.mean() * torch.tensor(FACTORS[kind]) for kind in kinds()},
     "a dict of a module": lambda model, x: model.angles(x),
     "no_grad": without_gradients,

@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import fx
 
-from .._torch import HigherOrderOperator, OpOverload
+from .._torch import VMAP_VIEWS, HigherOrderOperator, OpOverload
 from .calls import WHOLE_MODULE, Call
+from .vmapped import Vmapped
 from .writes import STATISTICS, arguments
 
 
@@ -46,6 +47,8 @@ def touched(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
         return _nodes([tensors[index] for index in call.shared]), _nodes([tensors[index] for index in call.changed])
     if isinstance(node.target, HigherOrderOperator):
         return [], _changed_inside(node)
+    if isinstance(node.target, Vmapped):
+        return node.all_input_nodes, _changed_by(node.target.module, node.args)
     shared: list[fx.Node] = []
     changed: list[fx.Node] = []
     if isinstance(node.target, OpOverload):
@@ -73,12 +76,21 @@ def _changed_inside(node: fx.Node) -> list[fx.Node]:
     for place, argument in enumerate(node.args):
         module = graph_in(argument) if isinstance(argument, fx.Node) else None
         if module is not None:
-            given = dict(zip(module.graph.find_nodes(op="placeholder"), node.args[place + 1 :], strict=False))
-            origins = {inner: {inner} for inner in given}
-            for inner in module.graph.nodes:
-                shared, written = touched(inner)
-                origins.setdefault(inner, set()).update(*(origins.get(other, set()) for other in (*shared, *written)))
-                changed += _nodes([given[origin] for other in written for origin in origins.get(other, ())])
+            changed += _changed_by(module, node.args[place + 1 :])
+    return changed
+
+
+def _changed_by(module: fx.GraphModule, args: Sequence[Any]) -> list[fx.Node]:
+    """Return the arguments of a graph that it changes."""
+    changed: list[fx.Node] = []
+    given = dict(zip(module.graph.find_nodes(op="placeholder"), args, strict=False))
+    origins = {inner: {inner} for inner in given}
+    for inner in module.graph.nodes:
+        shared, written = touched(inner)
+        if inner.target in VMAP_VIEWS:
+            shared = inner.all_input_nodes
+        origins.setdefault(inner, set()).update(*(origins.get(other, set()) for other in (*shared, *written)))
+        changed += _nodes([given[origin] for other in written for origin in origins.get(other, ())])
     return changed
 
 

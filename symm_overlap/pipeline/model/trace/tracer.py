@@ -25,6 +25,7 @@ from .error import PassedError, TraceError, failure_message, line_of
 from .flat import Flat
 from .kept import require_nothing_kept
 from .state import State, modules_around
+from .vmapped import fold
 
 # Checks of dtypes. They would keep otherwise unused code alive.
 _NOT_COPIED = {torch.ops.aten._assert_tensor_metadata.default}
@@ -178,6 +179,7 @@ class _Copy:
                 copied = self._copied(node)
                 copied.meta = dict(node.meta)
                 self._of[node] = copied
+        fold(self._graph)
         self._graph.eliminate_dead_code(self._has_effects)
         for node in self._graph.nodes:
             _require_value(node)
