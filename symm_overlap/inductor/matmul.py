@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +21,7 @@ _SCALED = ("bias", "scale_result", "out_dtype", "use_fast_accum")
 _RECIPES = ([ScalingType.TensorWise.value], [ScalingType.RowWise.value])
 _NOT_SWIZZLED: tuple[list[int], ...] = ([], [SwizzleType.NO_SWIZZLE.value])
 _CONVERSIONS = (torch.ops.prims.convert_element_type.default, aten._to_copy.default)
+_PACKED = re.compile(r"(mkldnn|mkl)\..*linear")  # what Inductor makes of a matmul with a constant weight
 _TURNED = (*VIEWS, aten.permute.default, aten.t.default, aten.transpose.int)
 
 
@@ -108,6 +110,8 @@ def why_no_matmul(node: Any) -> str:
     """Return why a matmul of torch cannot be replaced here; empty for every other node."""
     if not isinstance(node, Node):
         return ""
+    if _PACKED.match(str(node.target)):
+        return "Inductor has packed the weight of this matmul (freezing), so the pass cannot replace it"
     if node.target is aten.mm.default and _reads_int8(node):
         return "Inductor multiplies by this int8 weight itself, which is quicker than converting it"
     if node.target is not aten._scaled_mm_v2.default or _of_recipes(node) is not None:

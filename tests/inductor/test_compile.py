@@ -178,6 +178,25 @@ def test_a_graph_in_which_nothing_is_fused_warns_and_with_strict_raises(tmp_path
             torch.compile(plain, options=symm_overlap.inductor.options(strict=True))(torch.ones(4, 4))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_that_freezing_packs_are_named(tmp_path: Any, dtype: torch.dtype) -> None:
+    with (
+        fake_group(2) as name,
+        mock.patch.dict(os.environ),
+        torch._inductor.config.patch(freezing=True),
+        torch.no_grad(),
+    ):
+        start_anew(str(tmp_path))
+        linear = nn.Linear(16, 16).to(dtype).eval()
+        compiled = torch.compile(
+            lambda x: linear(all_gather_tensor(x, 0, name)), options=symm_overlap.inductor.options()
+        )
+        with pytest.warns(UserWarning, match=r"0 of 1 collectives beside a matmul fused"):
+            compiled(torch.ones(8, 16, dtype=dtype))
+    ((site,),) = (graph.sites for graph in symm_overlap.inductor.report().graphs)
+    assert site.reason.startswith("Inductor has packed the weight of this matmul (freezing)")
+
+
 def test_a_graph_that_has_the_ops_already_is_nothing_to_warn_of() -> None:
     """A graph that already contains the library's ops causes no warning, and no error with ``strict``."""
     with fake_group(2) as name, torch.no_grad(), warnings.catch_warnings():
