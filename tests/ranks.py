@@ -199,7 +199,8 @@ class Pool:
     def _start(self) -> None:
         if self._processes:
             return
-        context = forks()
+        spawns = "SYMM_OVERLAP_SPAWN_RANKS" in os.environ  # see CONTRIBUTING.md
+        context = multiprocessing.get_context("spawn") if spawns else forks()
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._stacks = tempfile.TemporaryDirectory(prefix="symm_overlap_ranks_")
         setup = Setup(self.size, self.groups, self.device, self._store.port, self.environment)
