@@ -6,7 +6,7 @@ Fake tensors have shapes and dtypes but no memory. A dispatch mode sees every op
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -37,6 +37,7 @@ __all__ = [
     "end_vmap",
     "ending_vmaps",
     "ignoring_new_sizes",
+    "keys_of",
     "keystr",
     "leaf_paths",
     "saved_tensors_hooks",
@@ -84,16 +85,20 @@ def depends_on_values(tensor: torch.Tensor) -> bool:
     return bool(free_unbacked_symbols(tensor))
 
 
+def keys_of(spec: TreeSpec) -> Sequence[Any] | None:
+    """Return the keys of a nested value, in its own order; None if it has none, as a tuple."""
+    keys = spec.context[1] if spec.type is defaultdict else spec.context
+    if not isinstance(keys, (list, tuple)) or len(keys) != spec.num_children:
+        return None
+    known = spec.type in (dict, OrderedDict, defaultdict) or all(isinstance(key, (str, int)) for key in keys)
+    return keys if known else None
+
+
 def leaf_paths(spec: TreeSpec, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return for each leaf of a nested value the keys of dicts, and the numbers in other types, that lead to it."""
+    """Return for each leaf of a nested value the keys, or the numbers in what has no keys, that lead to it."""
     if spec.is_leaf():
         return [path]
-    names: Any = range(spec.num_children)
-    if spec.type in (dict, OrderedDict):
-        names = spec.context
-    elif spec.type is defaultdict:
-        names = spec.context[1]
-    children = zip(names, spec.children(), strict=True)
+    children = zip(keys_of(spec) or range(spec.num_children), spec.children(), strict=True)
     return [found for name, child in children for found in leaf_paths(child, (*path, name))]
 
 

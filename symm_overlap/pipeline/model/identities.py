@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import operator
+import re
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -18,23 +19,24 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from ._torch import HigherOrderOperator, OpOverload, leaf_paths
+from ._torch import HigherOrderOperator, OpOverload, TreeSpec, keys_of, leaf_paths
 from .trace.calls import WHOLE_MODULE, Call
-from .trace.effects import Constant, graph_in
+from .trace.effects import Constant, graph_in, touched
 from .trace.flat import Flat, Sharding
 from .trace.tracer import Traced
 from .trace.vmapped import Vmapped
 
 _PLAIN = (
-    bool, int, float, complex, str, bytes, type(None), type(...), range, torch.dtype, torch.layout, torch.memory_format,
+    bool, int, float, complex, bytes, type(None), type(...), range, torch.dtype, torch.layout, torch.memory_format,
 )  # fmt: skip
+_READ = 4096
+"""About how many elements are read of a tensor that the model's code contains."""
 
 
 class Identities:
     """The digests of the values of a traced model: of how each is computed, and if that is not enough, of its uses.
 
-    Values that differ only in the random numbers that were drawn, in tensors that the model's code contains, or in what
-    was changed in place, are computed in the same way.
+    Values that differ only in the random numbers that were drawn are computed in the same way.
     """
 
     def __init__(self, traced: Traced) -> None:
@@ -84,11 +86,12 @@ def _has_equal(keys: Sequence[Any]) -> bool:
 
 
 def _of_graph(graph: fx.Graph, given: Mapping[fx.Node, str]) -> dict[fx.Node, str]:
-    """Return the digests of the nodes of a graph. Those of its placeholders may be given."""
+    """Return the digests of the nodes of a graph, as they are at its end. Those of its placeholders may be given."""
     found = dict(given)
     results: dict[Any, list[str]] = {}  # of operators that run a graph
+    sharing: dict[fx.Node, list[fx.Node]] = {node: [node] for node in given}  # the nodes that share its memory
     for node in graph.nodes:
-        if node.op == "output" or node in found:
+        if node.op == "output" or node in given:
             continue
         if (inside := _inside(node, found)) is not None:
             results[node] = inside
@@ -97,6 +100,12 @@ def _of_graph(graph: fx.Graph, given: Mapping[fx.Node, str]) -> dict[fx.Node, st
             found[node] = results[node.args[0]][cast(int, node.args[1])]
         else:
             found[node] = _digest(*_words_of(node, found))
+        shared, changed = touched(node)
+        sharing[node] = list(dict.fromkeys([*(each for other in shared for each in sharing[other]), node]))
+        for each in sharing[node]:
+            sharing[each] = sharing[node]
+        for each in {each: None for other in changed for each in sharing[other]}:
+            found[each] = _digest(found[each], "changed by", found[node])
     return found
 
 
@@ -110,11 +119,16 @@ def _words_of(node: fx.Node, found: Mapping[fx.Node, str]) -> tuple[Any, ...]:
         value, index = node.args
         if isinstance(value, fx.Node) and value.target is WHOLE_MODULE:
             returned: Flat = value.meta["call"].returned
-            index = str(leaf_paths(returned.spec)[returned.where[cast(int, index)]])  # dicts may have another order
+            path = leaf_paths(returned.spec)[returned.where[cast(int, index)]]  # dicts may have another order
+            return "part", _words(value, found), str(path), _structure(returned.spec)
         return "part", _words(value, found), _words(index, found)
     if isinstance(node.target, Constant):
         return "constant", _words(node.target.value, found)
-    return _name(node.target), _words(node.args, found), _words(dict(node.kwargs), found)
+    args = node.args
+    if isinstance(node.target, OpOverload):  # groups have other names on other ranks
+        named = zip(node.target._schema.arguments, args, strict=False)
+        args = tuple(_words(type(each), {}) if "group" in argument.name else each for argument, each in named)
+    return _name(node.target), _words(args, found), _words(dict(node.kwargs), found)
 
 
 def _inside(node: fx.Node, found: Mapping[fx.Node, str]) -> list[str] | None:
@@ -157,7 +171,28 @@ def _leaves(flat: Flat, tensors: Sequence[Any]) -> list[Any]:
     leaves = [_words(each, {}) for each in flat.constants]
     for index, tensor in zip(flat.where, tensors, strict=True):
         leaves[index] = leaves[index], tensor
-    return sorted(zip(map(str, leaf_paths(flat.spec)), leaves, strict=True), key=operator.itemgetter(0))
+    named = zip(map(str, leaf_paths(flat.spec)), leaves, strict=True)
+    return [_structure(flat.spec), sorted(named, key=operator.itemgetter(0))]
+
+
+def _structure(spec: TreeSpec) -> Any:
+    """Return how a value is nested, without the order of keys."""
+    if spec.is_leaf():
+        return "leaf"
+    each = [_structure(child) for child in spec.children()]
+    keys = keys_of(spec)
+    if keys is None:
+        return _name(spec.type), _words(spec.context, {}), each
+    return _name(spec.type), sorted(zip(map(repr, keys), each, strict=True), key=operator.itemgetter(0))
+
+
+def _content(tensor: Tensor) -> Any:
+    """Return what a tensor has, of large ones a part; nothing if it cannot be read, as on the device "meta"."""
+    try:
+        flat = tensor.detach().reshape(-1)
+        return repr(flat[:: 1 + len(flat) // _READ].tolist())
+    except (RuntimeError, NotImplementedError):
+        return None
 
 
 def _words(value: Any, found: Mapping[fx.Node, str]) -> Any:
@@ -166,6 +201,8 @@ def _words(value: Any, found: Mapping[fx.Node, str]) -> Any:
         return found[value]
     if isinstance(value, enum.Enum):
         return _name(type(value)), value.name
+    if isinstance(value, str):
+        return repr(re.sub(r"^(\w+):\d+$", r"\1", value))  # as "cuda:0"
     if isinstance(value, _PLAIN):
         return repr(value)
     if isinstance(value, (list, tuple)):
@@ -177,7 +214,7 @@ def _words(value: Any, found: Mapping[fx.Node, str]) -> Any:
     if isinstance(value, torch.device):
         return "device", value.type
     if isinstance(value, Tensor):
-        return "tensor", tuple(value.shape), str(value.dtype)
+        return "tensor", tuple(value.shape), str(value.dtype), _content(value)
     if isinstance(value, fx.GraphModule):
         inputs = value.graph.find_nodes(op="placeholder")
         return "graph", _returned(value.graph, {each: f"input {number}" for number, each in enumerate(inputs)})

@@ -7,123 +7,36 @@ one process, so here the rank decides the order.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import all_reduce
 
 import symm_overlap
-from symm_overlap.pipeline.model import PipelineModel
 from symm_overlap.pipeline.model.cut import cut
 from tests.pipeline.model.in_one_process import traced
+from tests.pipeline.model.ordered import (
+    COMPUTE,
+    FACTORS,
+    RANDOM,
+    Compute,
+    Model,
+    batch,
+    begin_with,
+    kinds,
+    make,
+    piped,
+    trained,
+)
 from tests.ranks import Pool, Rank
-
-FACTORS = {"full": 1.0, "sliding": 2.0, "local": 5.0}
-first = 0
-"""With which kind this process begins."""
-
-
-def kinds() -> Iterator[str]:
-    names = [*FACTORS]
-    return iter([*names[first:], *names[:first]])
-
-
-class Angle(nn.Module):
-    def forward(self, x: Tensor, kind: str) -> Tensor:
-        return x.mean() + FACTORS[kind]
-
-
-class Angles(nn.Module):
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return {kind: x.mean() + FACTORS[kind] for kind in kinds()}
-
-
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor, angle: Tensor | dict[str, Tensor]) -> Tensor:
-        if isinstance(angle, dict):
-            angle = angle["full"] - 2 * angle["sliding"] + 3 * angle["local"]
-        return torch.tanh(self.linear(x)) * angle
-
-
-Compute = Callable[["Model", Tensor], dict[str, Tensor]]
-
-
-class Model(nn.Module):
-    """Calls its layers in one order. What it gives to them is computed in the order of `kinds`."""
-
-    def __init__(self, compute: Compute, *, together: bool = False) -> None:
-        super().__init__()
-        self.compute, self.together = compute, together
-        self.embed = nn.Linear(8, 8)
-        self.angle, self.angles, self.drop = Angle(), Angles(), nn.Dropout(0.5)
-        self.layers = nn.ModuleList(Layer() for _ in range(4))
-        for kind, factor in FACTORS.items():
-            self.register_buffer(kind, torch.tensor(factor))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.embed(x)
-        angles = self.compute(self, x)
-        for number, layer in enumerate(self.layers):
-            x = layer(x, angles if self.together else angles[[*FACTORS][number % 3]])
-        return x
-
-
-def without_gradients(model: Model, x: Tensor) -> dict[str, Tensor]:
-    with torch.no_grad():
-        return {kind: model.angle(x, kind) * x.std() for kind in kinds()}
-
-
-COMPUTE: dict[str, Compute] = {
-    "modules": lambda model, x: {kind: model.angle(x, kind) for kind in kinds()},
-    "operators": lambda model, x: {kind: x.mean() * FACTORS[kind] for kind in kinds()},
-    "buffers": lambda model, x: {kind: x.mean() * getattr(model, kind) for kind in kinds()},
-    "vmap": lambda model, x: {kind: torch.vmap(torch.mul, (0, None))(x, FACTORS[kind]).mean() for kind in kinds()},
-    "constants": lambda model, x: {kind: x.mean() * torch.tensor(FACTORS[kind]) for kind in kinds()},
-    "a dict of a module": lambda model, x: model.angles(x),
-    "no_grad": without_gradients,
-}
-RANDOM: Compute = lambda model, x: {kind: model.drop(x) for kind in kinds()}  # noqa: E731
-
-
-def batch(rows: int = 8) -> dict[str, Tensor]:
-    torch.manual_seed(1)
-    return {"x": torch.randn(rows, 8).double(), "target": torch.randn(rows, 8).double()}
-
-
-def make(how: str | Compute, together: bool = False) -> Model:
-    torch.manual_seed(0)
-    return Model(COMPUTE[how] if isinstance(how, str) else how, together=together).double()
-
-
-def piped(me: Rank, model: nn.Module) -> PipelineModel:
-    return PipelineModel(
-        model, layer_names="layers.*", num_microbatches=2, loss=nn.functional.mse_loss, group=me.group, partition="even"
-    )
-
-
-def begin_with(number: int) -> None:
-    global first
-    first = number % 3
 
 
 def trains(me: Rank, how: str, together: bool) -> None:
     begin_with(me.rank)
-    model, given = make(how, together), batch()
-    whole = copy.deepcopy(model)
-    pipeline = piped(me, model)
-    losses = [nn.functional.mse_loss(whole(x), y) for x, y in zip(*(t.chunk(2) for t in given.values()), strict=True)]
-    torch.stack(losses).mean().backward()
-    loss = pipeline.run_train(**given)
-    if loss is not None:
-        torch.testing.assert_close(loss, torch.stack(losses).mean(), rtol=1e-12, atol=0)
-    expected = {name: parameter.grad for name, parameter in whole.named_parameters()}
-    for name, parameter in pipeline.named_parameters():
-        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-12, atol=1e-15, msg=name)
+    trained(me, make(how, together))
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -146,6 +59,90 @@ def random_values(me: Rank) -> None:
 
 def test_random_values_are_told_apart_by_their_uses(ranks: Pool) -> None:
     ranks.run(2, random_values)
+
+
+class Found(dict):
+    """A dict of a class of its own, such as the outputs of Hugging Face's models."""
+
+
+torch.utils._pytree.register_pytree_node(
+    Found,
+    lambda found: (list(found.values()), list(found)),
+    lambda values, keys: Found(zip(keys, values, strict=True)),
+    serialized_type_name="tests.Found",
+)
+
+
+class InFound(nn.Module):
+    def forward(self, x: Tensor) -> Found:
+        return Found({kind: x.mean() + FACTORS[kind] for kind in kinds()})
+
+
+class AddsUp(Model):
+    """Uses what it computes in the order of `kinds` too, so that constants alone tell the uses apart."""
+
+    def __init__(self, compute: Compute) -> None:
+        super().__init__(compute)
+        self.angles = InFound()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        found = self.compute(self, x)
+        for layer in self.layers:
+            x = layer(x, torch.ones(()).double())
+        for kind in kinds():
+            x = x + found[kind] * torch.tensor(FACTORS[kind])
+        return x
+
+
+def filled(model: Model, x: Tensor) -> dict[str, Tensor]:
+    masks = {}
+    for kind in kinds():
+        masks[kind] = torch.zeros(8).double()
+        masks[kind][: int(FACTORS[kind])] = 1.0
+    return {kind: (x * masks[kind]).mean() for kind in kinds()}
+
+
+ADDED: dict[str, Compute] = {
+    "constants": COMPUTE["constants"],
+    "filled": filled,
+    "a class": COMPUTE["a dict of a module"],
+}
+
+
+def adds_up(me: Rank, how: str) -> None:
+    begin_with(me.rank)
+    torch.manual_seed(0)
+    trained(me, AddsUp(ADDED[how]).double())
+
+
+@pytest.mark.parametrize("how", ADDED)
+def test_values_whose_uses_differ_in_constants_alone(ranks: Pool, how: str) -> None:
+    ranks.run(2, adds_up, how)
+
+
+def with_names_of_the_rank(me: Rank) -> None:
+    """Groups and devices have other names on each rank, and the model computes the same."""
+    assert me.group is not None
+    own = dist.new_subgroups_by_enumeration([[0], [1]], group_desc="own")[0] if me.world == 2 else None
+    assert own is not None
+    begin_with(0)
+    reduced: Compute = lambda model, x: {  # noqa: E731
+        kind: all_reduce(model.named(x, f"cpu:{me.rank}").detach() * FACTORS[kind], "sum", own) for kind in kinds()
+    }
+    torch.manual_seed(0)
+    model = Model(reduced)
+    model.named = Named()
+    trained(me, model.double())
+
+
+class Named(nn.Module):
+    def forward(self, x: Tensor, device: str) -> Tensor:
+        return x.mean().to(device.split(":")[0])
+
+
+def test_names_of_groups_and_devices_may_differ(fresh_ranks: Callable[[int], Pool]) -> None:
+    fresh_ranks(2).run(2, with_names_of_the_rank)
 
 
 class Returns(Model):

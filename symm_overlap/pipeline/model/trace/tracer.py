@@ -266,6 +266,6 @@ def _require_value(node: fx.Node) -> None:
         raise TraceError(
             "the model uses a tensor that is computed with each batch, but does not pass through the results of its "
             f"modules{line_of(next(iter(node.users)))}. It may be an attribute that a module sets in its forward, an "
-            "output that a hook keeps, or x.data. Let the module return it, use x.detach(), or cut without tracing "
-            "(trace=False)"
+            "output that a hook keeps, x.data, or computed in torch.vmap in a way that torch.export loses. Let the "
+            "module return it, use x.detach(), or cut without tracing (trace=False)"
         )
