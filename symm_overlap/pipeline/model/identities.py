@@ -7,6 +7,7 @@ another rank which value it is. How the value is computed does: by which operato
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import hashlib
 import operator
@@ -29,8 +30,6 @@ from .trace.vmapped import Vmapped
 _PLAIN = (
     bool, int, float, complex, bytes, type(None), type(...), range, torch.dtype, torch.layout, torch.memory_format,
 )  # fmt: skip
-_READ = 4096
-"""About how many elements are read of a tensor that the model's code contains."""
 
 
 class Identities:
@@ -186,11 +185,11 @@ def _structure(spec: TreeSpec) -> Any:
     return _name(spec.type), sorted(zip(map(repr, keys), each, strict=True), key=operator.itemgetter(0))
 
 
-def _content(tensor: Tensor) -> Any:
-    """Return what a tensor has, of large ones a part; nothing if it cannot be read, as on the device "meta"."""
+def _content(tensor: Tensor) -> str | None:
+    """Return a digest of what a tensor has; None if it cannot be read, as on the device "meta"."""
     try:
-        flat = tensor.detach().reshape(-1)
-        return repr(flat[:: 1 + len(flat) // _READ].tolist())
+        flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        return hashlib.sha256(ctypes.string_at(flat.data_ptr(), flat.nbytes) if flat.nbytes else b"").hexdigest()
     except (RuntimeError, NotImplementedError):
         return None
 
@@ -214,7 +213,8 @@ def _words(value: Any, found: Mapping[fx.Node, str]) -> Any:
     if isinstance(value, torch.device):
         return "device", value.type
     if isinstance(value, Tensor):
-        return "tensor", tuple(value.shape), str(value.dtype), _content(value)
+        # A subclass may keep its elements elsewhere.
+        return "tensor", tuple(value.shape), str(value.dtype), _content(value) if type(value) is Tensor else None
     if isinstance(value, fx.GraphModule):
         inputs = value.graph.find_nodes(op="placeholder")
         return "graph", _returned(value.graph, {each: f"input {number}" for number, each in enumerate(inputs)})

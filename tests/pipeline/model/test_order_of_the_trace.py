@@ -6,7 +6,6 @@ one process, so here the rank decides the order.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import pytest
@@ -17,7 +16,8 @@ from torch.distributed._functional_collectives import all_reduce
 
 import symm_overlap
 from symm_overlap.pipeline.model.cut import cut
-from tests.pipeline.model.in_one_process import traced
+from symm_overlap.pipeline.model.stage_module import run_of
+from tests.pipeline.model.in_one_process import Stages, traced
 from tests.pipeline.model.ordered import (
     COMPUTE,
     FACTORS,
@@ -123,9 +123,7 @@ def test_values_whose_uses_differ_in_constants_alone(ranks: Pool, how: str) -> N
 
 def with_names_of_the_rank(me: Rank) -> None:
     """Groups and devices have other names on each rank, and the model computes the same."""
-    assert me.group is not None
-    own = dist.new_subgroups_by_enumeration([[0], [1]], group_desc="own")[0] if me.world == 2 else None
-    assert own is not None
+    own, _ = dist.new_subgroups_by_enumeration([[0], [1]])
     begin_with(0)
     reduced: Compute = lambda model, x: {  # noqa: E731
         kind: all_reduce(model.named(x, f"cpu:{me.rank}").detach() * FACTORS[kind], "sum", own) for kind in kinds()
@@ -146,30 +144,27 @@ def test_names_of_groups_and_devices_may_differ(fresh_ranks: Callable[[int], Poo
 
 
 class Returns(Model):
-    """Returns values that only their places in what it returns tell apart, since digests leave out constants."""
+    """Returns random values, which only their places in what it returns tell apart."""
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        found = self.compute(self, x)
+        found = self.compute(self, x.detach())
         for layer in self.layers:
             x = layer(x, torch.ones(()).double())
         return found | {"x": x}
 
 
-def returns(me: Rank) -> None:
-    begin_with(me.rank)
-    x = batch()["x"]
-    model = Returns(
-        lambda model, x: {kind: x.relu() * model.embed(x) * torch.tensor(FACTORS[kind]) for kind in kinds()}
-    )
-    expected = copy.deepcopy(model.double())(x)
-    found = piped(me, model).run_eval(x=x)
-    if found is not None:
-        for kind in FACTORS:
-            torch.testing.assert_close(found[kind], expected[kind], msg=kind)
-
-
-def test_returned_values_are_told_apart_by_their_places(ranks: Pool) -> None:
-    ranks.run(2, returns)
+def test_returned_values_are_told_apart_by_their_places() -> None:
+    model, given = Returns(RANDOM).double(), {"x": batch()["x"]}
+    stages = []
+    for number in range(2):
+        begin_with(number)
+        stages.append(Stages(model, given, (2, 2), layer_names="layers.*"))
+    begin_with(0)
+    assert stages[0].parts[0].returned == stages[1].parts[0].returned
+    passed = run_of(stages[0].parts[0], stages[0].modules[0])([], stages[0].tensors)
+    found = [each.returned.filled(run_of(each.parts[1], each.modules[1])(passed, each.tensors)) for each in stages]
+    for kind in FACTORS:
+        torch.testing.assert_close(found[0][kind], found[1][kind], rtol=0, atol=0, msg=kind)
 
 
 def refused(me: Rank, model: nn.Module, message: str) -> None:
