@@ -81,15 +81,16 @@ OF_TORCH := $(addprefix tests/,collective fsdp inductor nn pipeline runtime) \
 # Of the tests that take long, those of ops, of FSDP2, and of the compiler, whose graphs differ most from one torch to the next.
 # The two ignored files have only more ranks for what `make test` shows. Tests that are alike need not run again.
 SLOW_OF_TORCH := $(addprefix tests/,collective fsdp inductor) $(filter --ignore=%,$(OF_TORCH)) \
-    $(patsubst %,--ignore=tests/%.py,collective/test_autograd fsdp/test_sharded_linear) -m "slow and not alike"
+    $(patsubst %,--ignore=tests/%.py,collective/test_autograd fsdp/test_sharded_linear) -m "slow and not alike" --at-most 2
 
 # The tests of what C++ issues and of what its kernels do. The other GPU tests take five more minutes.
 ON_HOST_GPU := $(addprefix tests/gpu/test_,capture.py collectives.py failed_cuda.py fsdp_async.py graph_trees.py meetings.py memory_operations.py process_end.py reduce.py replays.py signals.py slots.py spans.py)
 
-# The first tests run with the comparison of calls (symm_overlap/collective/exchange/comparison.py), which is off by default.
+# The first tests run with the comparison of calls (symm_overlap/collective/exchange/comparison.py), which is off by default,
+# and with some cases of each test: what another torch breaks, it seldom breaks in one case of many alone.
 cuda-build: cuda-tree
 	$(CUDA_MAKE) cuda-check
-	SYMM_OVERLAP_CHECK=1 $(CUDA_MAKE) test ARGS="$(OF_TORCH)"
+	SYMM_OVERLAP_CHECK=1 $(CUDA_MAKE) test ARGS="--at-most 6 $(OF_TORCH)"
 	$(CUDA_MAKE) test-slow ARGS='$(SLOW_OF_TORCH)'
 	$(CUDA_MAKE) host-gpu-check ARGS="-n 3 --dist worksteal $(ON_HOST_GPU)"
 

@@ -15,7 +15,7 @@ from tests import leftovers
 from tests.rank_process import COMPILER
 from tests.ranks import Pool
 
-pytest_plugins = ["tests.outcomes"]
+pytest_plugins = ["tests.at_most", "tests.outcomes"]
 
 MAX_WORLD = 5
 
