@@ -46,7 +46,10 @@ BELOW: dict[str, set[str]] = {
     "nn": {"_torch", "collective", "custom_gradient", "settings"},
     "pipeline": {"_sim", "plan"},
     "pipeline/model": {"pipeline"},
-    "pipeline/model/trace": {f"pipeline/model/{name}" for name in ("_torch", "environment", "memory", "skeleton")},
+    "pipeline/model/trace": {
+        *("pipeline/model/_torch", "pipeline/model/environment", "pipeline/model/kept_fakes"),
+        *("pipeline/model/memory", "pipeline/model/skeleton"),
+    },
     "pipeline/simulation": {"_sim", "plan", "pipeline/action", "pipeline/schedule"},
     "profile": {"collective", "pipeline", "plan", "runtime"},
     "fsdp/communication": {"_torch", "collective", "fsdp/_torch", "plan", "runtime", "settings"},

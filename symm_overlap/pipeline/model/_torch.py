@@ -17,6 +17,7 @@ from torch._functorch.predispatch import _vmap_increment_nesting as begin_vmap
 from torch._guards import detect_fake_mode
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributed.pipelining.microbatch import TensorChunkSpec
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,16 +27,20 @@ __all__ = [
     "VMAP_VIEWS",
     "FakeTensor",
     "FakeTensorMode",
+    "FunctionalTensor",
     "HigherOrderOperator",
     "OpOverload",
     "TensorChunkSpec",
     "TorchDispatchMode",
     "TreeSpec",
+    "allow_operators",
     "begin_vmap",
     "composite",
     "depends_on_values",
+    "detect_fake_mode",
     "end_vmap",
     "ending_vmaps",
+    "forbid_operators",
     "ignoring_new_sizes",
     "keys_of",
     "keystr",
@@ -100,6 +105,20 @@ def leaf_paths(spec: TreeSpec, path: tuple[Any, ...] = ()) -> list[tuple[Any, ..
         return [path]
     children = zip(keys_of(spec) or range(spec.num_children), spec.children(), strict=True)
     return [found for name, child in children for found in leaf_paths(child, (*path, name))]
+
+
+def forbid_operators(mode: FakeTensorMode, message: str) -> None:
+    """From now on, let operators on the fake tensors of a mode raise a RuntimeError."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError(message)
+
+    mode.dispatch = refuse  # type: ignore[method-assign]
+
+
+def allow_operators(mode: FakeTensorMode) -> None:
+    """Undo `forbid_operators`."""
+    vars(mode).pop("dispatch", None)
 
 
 @contextmanager

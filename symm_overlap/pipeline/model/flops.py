@@ -9,6 +9,7 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import FlopCounterMode
 
+from .kept_fakes import empty_caches_of_fakes
 from .skeleton import Skeleton
 from .trace.tracer import Traced
 
@@ -20,6 +21,7 @@ def flops_of_calls(traced: Traced, skeleton: Skeleton) -> list[float] | None:
     operator, but no rule for its shapes: it has none for grouped matmuls of float32.
     """
     try:
+        empty_caches_of_fakes()  # those of torch.export have another mode
         return [_flops(traced, node, skeleton) for node in traced.calls]
     except RuntimeError as error:
         reason = str(error).strip().split("\n")[0]

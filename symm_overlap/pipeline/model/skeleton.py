@@ -7,6 +7,8 @@ hooks, another device) do not affect it.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,11 +16,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from ._torch import FakeTensorMode
+from ._torch import FakeTensorMode, allow_operators, forbid_operators
 from .closures import rebind
+from .kept_fakes import empty_caches_of_fakes
 from .memory import sharing
 
 _NOT_COPIED = (dist.ProcessGroup, DeviceMesh)
+
+_KEPT = (
+    "a layer uses a tensor without values, which its code has kept since the model was traced, outside of its module, "
+    "in a global dict for example. Compute such tensors in __init__ and keep them in buffers, call the model once "
+    "before the pipeline is built, so that they have values, or cut without tracing (trace=False)"
+)
 
 
 class Skeleton:
@@ -30,11 +39,13 @@ class Skeleton:
     Attributes:
         model: the copy. Tied parameters are tied in it too.
         mode: the mode in which fake tensors are created.
+        modes: all modes in which the copy runs, such as those of torch.export; empty if it is not in use.
         sharing: for each parameter and buffer of the model itself, the names of those that share its memory.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.modes: set[FakeTensorMode] = set()
         self.sharing = sharing(model)
         # deepcopy does not copy what it finds in its memo: here the tensors, and objects that belong to the process.
         memo: dict[int, Any] = {}
@@ -48,6 +59,20 @@ class Skeleton:
                     memo[id(value)] = value.detach().clone()
         self.model: nn.Module = copy.deepcopy(model, memo)
         rebind(self.model, memo)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """A context in which the copy may run. Afterwards no cache of a function has a fake tensor from it, and
+        operators refuse those that other code has kept: they must not get into steps, which compute with values.
+        """
+        self.modes.add(self.mode)
+        allow_operators(self.mode)
+        try:
+            yield
+        finally:
+            empty_caches_of_fakes()
+            while self.modes:
+                forbid_operators(self.modes.pop(), _KEPT)
 
     def fake(self, tensor: Tensor) -> Tensor:
         """Return a new fake tensor like ``tensor``. Equal arguments get different fakes, since they may differ

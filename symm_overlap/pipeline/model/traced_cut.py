@@ -82,11 +82,12 @@ class TracedCut:
         Raises:
             TraceError, ValueError: the model cannot be cut.
         """
-        traced = self._trace(inputs, tensors, gradients=True)
-        self._order = _layers_of(traced)
-        costs = layer_costs(self._costs, traced, self._skeleton)
-        self.sizes = sizes_of(self._partition, self._order, self._schedule, costs)
-        names = [self._names_of(part) for part in self._parts(traced)]
+        with self._skeleton.in_use():
+            traced = self._trace(inputs, tensors, gradients=True)
+            self._order = _layers_of(traced)
+            costs = layer_costs(self._costs, traced, self._skeleton)
+            self.sizes = sizes_of(self._partition, self._order, self._schedule, costs)
+            names = [self._names_of(part) for part in self._parts(traced)]
         self._names = [(*modules, *attributes) for modules, attributes in names]
         return names
 
@@ -120,13 +121,15 @@ class TracedCut:
             TraceError, ValueError: the model cannot be traced, or calls other layers or modules than with the first
                 batch.
         """
-        traced = self._trace(inputs, tensors, wanted.gradients)
-        if _layers_of(traced) != self._order:
-            raise ValueError(
-                f"with this batch the model calls the layers {', '.join(_layers_of(traced))}; with the first batch it "
-                f"called {', '.join(self._order)}. The stages are cut for the first batch: use another PipelineModel"
-            )
-        outputs = [_index_of_loss(traced)] if wanted.loss_alone else None
+        with self._skeleton.in_use():
+            traced = self._trace(inputs, tensors, wanted.gradients)
+            if _layers_of(traced) != self._order:
+                raise ValueError(
+                    f"with this batch the model calls the layers {', '.join(_layers_of(traced))}; with the first batch "
+                    f"it called {', '.join(self._order)}. The stages are cut for the first batch: use another "
+                    "PipelineModel"
+                )
+            outputs = [_index_of_loss(traced)] if wanted.loss_alone else None
         parts = self._parts(traced, outputs)
         self._require_names(parts)
         found: dict[int, Maker] = {}
@@ -162,8 +165,8 @@ class TracedCut:
                 if name in self._spare or any(is_inside(name, other) for other in names):
                     continue
                 raise ValueError(
-                    f"with this batch the model calls {name} in a stage that does not have it, since the first batch "
-                    "did not call it. Pass build() a batch with which all modules are called"
+                    f"with this batch the model calls {name} in a stage that does not have it: with the first batch, "
+                    "nothing in that stage needed it. Pass build() a batch with which all modules are called"
                 )
 
 

@@ -35,7 +35,7 @@ def refused(me: Rank) -> None:
     pipe, batch = made(me), {"x": reals(8, WIDTH), "target": reals(8, WIDTH)}
     with pytest.warns(UserWarning, match="2 parameters were not used with the first batch"):
         pipe.run_train(**batch)
-    with pytest.raises(ValueError, match="calls extra in a stage that does not have it, since the first batch did not"):
+    with pytest.raises(ValueError, match="calls extra in a stage that does not have it: with the first batch, nothing"):
         pipe.run_train(**batch, more=True)
     pipe.run_train(**batch)
 

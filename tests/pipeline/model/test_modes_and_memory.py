@@ -99,3 +99,49 @@ def locked(me: Rank) -> None:
 
 def test_without_tracing_a_model_may_contain_what_cannot_be_copied(ranks: Pool) -> None:
     ranks.run(2, locked)
+
+
+class Jitter(nn.Module):
+    """As the rotary positions of DINOv3: its table is scaled at random, but only in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.arange(WIDTH, dtype=torch.float64) / WIDTH)
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        scale = torch.rand(()) + 1 if self.training else 1.0
+        return self.table * scale, self.table + scale
+
+
+class Moved(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.jitter = Jitter()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale, shift = self.jitter()
+        for layer in self.layers:
+            x = torch.tanh(layer(x * scale)) + shift
+        return x
+
+
+def evaluate_and_train(me: Rank, training: tuple[bool, ...]) -> None:
+    torch.manual_seed(0)
+    model = Moved().double()
+    whole = copy.deepcopy(model).eval()
+    batch = {"x": reals(8, WIDTH)}
+    pipe = PipelineModel(model, num_microbatches=2, loss=lambda y: y.mean(), target=None, group=me.group)
+    for train in training:
+        pipe.train(train)
+        if train:
+            pipe.run_train(**batch)
+            continue
+        found = pipe.run_eval(**batch)
+        if found is not None:
+            torch.testing.assert_close(found, whole(**batch), **EXACT)
+
+
+@pytest.mark.parametrize("training", [(True, False), (False, True, False)])
+def test_a_module_with_buffers_may_draw_numbers_in_training_only(ranks: Pool, training: tuple[bool, ...]) -> None:
+    ranks.run(2, evaluate_and_train, training)

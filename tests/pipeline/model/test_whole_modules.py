@@ -139,6 +139,32 @@ def test_hooks_of_modules_run_for_every_microbatch(ranks: Pool) -> None:
     assert last == 2 * [*layers[2], *layers[3], "head"]
 
 
+class Named(Block):
+    """As models of Hugging Face that look up by the names of their class what to return."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        kind = type(self)
+        assert (kind.__name__, kind.__qualname__, kind.__module__, str(kind)) == NAMES
+        return super().forward(x)
+
+
+NAMES = Named.__name__, Named.__qualname__, Named.__module__, str(Named)
+
+
+def with_names(me: Rank) -> None:
+    torch.manual_seed(0)
+    model, batch = nn.Sequential(*(Named() for _ in range(4))).double(), {"input": reals(8, WIDTH)}
+    whole = copy.deepcopy(model)
+    pipe = PipelineModel(model, Named, num_microbatches=2, loss=lambda y: y.mean(), target=None, group=me.group)
+    loss, expected = pipe.run_train(**batch), whole(**batch).mean()
+    if loss is not None:
+        torch.testing.assert_close(loss, expected.detach(), **EXACT)
+
+
+def test_classes_of_modules_have_their_names_while_a_model_is_traced(ranks: Pool) -> None:
+    ranks.run(2, with_names)
+
+
 def with_compiled_stages(me: Rank) -> None:
     model, batch = blocks()
     whole = copy.deepcopy(model)

@@ -122,15 +122,18 @@ def _watched(record: Call, args: Any, kwargs: Any) -> tuple[Any, _Watch, list[st
     return outputs, watch, changed
 
 
-def _learns(record: Call, args: Any, kwargs: Any) -> bool:
-    """True if the module changes its buffers in training, as a norm does: then it must have one copy in evaluation."""
+def _has_one_copy_in_training(record: Call, args: Any, kwargs: Any) -> bool:
+    """True if the module has buffers, and changes them or draws random numbers in training, but not in this mode: then
+    it must have one copy in evaluation too. The stages of training have no other, and only one is kept up to date.
+    """
     modes = {module: module.training for module in record.module.modules()}
     if all(modes.values()) or next(record.module.buffers(), None) is None:
         return False
     try:
         for module in modes:
             module.training = True
-        return bool(_watched(record, args, kwargs)[2])
+        _, watch, changed = _watched(record, args, kwargs)
+        return watch.random or bool(changed)
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -154,7 +157,7 @@ def _run_on_fakes(tensors: list[Tensor], call: int) -> list[Tensor]:
     record.changed = [index for index, tensor in enumerate(tensors) if _memory(tensor) in watch.written]
     same = not record.changed and not record.updated and not watch.random
     alone = next(record.module.parameters(), None) is None
-    record.repeatable = alone and same and not _learns(record, args, kwargs)
+    record.repeatable = alone and same and not _has_one_copy_in_training(record, args, kwargs)
     try:
         record.returned, results = Flat.of(outputs)
     except TypeError as error:
@@ -182,10 +185,7 @@ def _dtensors(value: Any) -> list[DTensor]:
 
 
 def _class(module: nn.Module) -> str:
-    return type(module).__name__.removeprefix(_PREFIX)
-
-
-_PREFIX = "Whole"
+    return type(module).__name__
 
 
 class Recorder:
@@ -225,12 +225,15 @@ class Recorder:
             del _calls[number]
 
     def _recording(self, name: str, original: type[nn.Module]) -> type[nn.Module]:
-        """Return a subclass of the module's class that records calls. ``isinstance`` still holds."""
+        """Return a subclass of the module's class that records calls. ``isinstance`` still holds, and the class has the
+        same names, by which models of Hugging Face look it up.
+        """
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return self._call(name, module, args, kwargs)
 
-        return type(_PREFIX + original.__name__, (original,), {"__call__": call, "__module__": original.__module__})
+        names = {"__module__": original.__module__, "__qualname__": original.__qualname__}
+        return type(original.__name__, (original,), {"__call__": call, **names})
 
     def _call(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         number = next(_numbers)

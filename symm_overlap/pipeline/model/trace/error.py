@@ -70,8 +70,7 @@ def _place(error: BaseException, names: Mapping[int, str]) -> str | None:
         if isinstance(module, nn.Module) and id(module) in names and not code.co_filename.endswith(_AROUND):
             name = names[id(module)] or "the model itself"
             source = linecache.getline(code.co_filename, line).strip()
-            kind = type(module).__name__.removeprefix("Whole")
-            found = f"{name} ({kind}), {code.co_filename}, line {line}:\n    {source}"
+            found = f"{name} ({type(module).__name__}), {code.co_filename}, line {line}:\n    {source}"
     return found
 
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind
 
-from .._torch import FakeTensor
+from .._torch import FakeTensor, FakeTensorMode, detect_fake_mode
+from ..kept_fakes import empty_caches_of_fakes
 from ..skeleton import Skeleton
 from .calls import WHOLE_MODULE, Call, Recorder
 from .custom_gradients import require_no_backward_hooks
@@ -63,12 +64,14 @@ class _Root(nn.Module):
         batch: Flat,
         state: State,
         recorder: Recorder,
+        modes: set[FakeTensorMode],
         returned: Callable[[Flat], None],
         batches: int = 1,
     ) -> None:
         super().__init__()
         self.model, self.batch, self.batches = model, batch, batches
         # Functions, since export may copy the module, and reverts assignments to attributes.
+        self.note: Callable[[FakeTensorMode], None] = lambda mode: modes.add(mode)
         self.begin: Callable[[nn.Module], None] = lambda model: state.begin(model)
         self.end: Callable[[], None] = lambda: state.end()
         self.undo: Callable[[], None] = lambda: state.undo()
@@ -77,6 +80,9 @@ class _Root(nn.Module):
 
     def forward(self, *tensors: Tensor) -> list[Tensor]:
         count = len(self.batch.where)
+        if (mode := detect_fake_mode(tensors)) is not None:
+            self.note(mode)
+        empty_caches_of_fakes()  # torch.export calls this several times
         self.begin(self.model)
         try:
             given = [tensors[index * count : (index + 1) * count] for index in range(self.batches)]
@@ -121,7 +127,7 @@ def trace(
 
     def exported(batches: int) -> torch.export.ExportedProgram:
         fakes = tuple(skeleton.fake(tensor) for _ in range(batches) for tensor in tensors.values())
-        root = _Root(skeleton.model, batch, state, recorder, returned.append, batches)
+        root = _Root(skeleton.model, batch, state, recorder, skeleton.modes, returned.append, batches)
         try:
             return torch.export.export(root, fakes, strict=False)
         except Exception as error:
@@ -266,6 +272,6 @@ def _require_value(node: fx.Node) -> None:
         raise TraceError(
             "the model uses a tensor that is computed with each batch, but does not pass through the results of its "
             f"modules{line_of(next(iter(node.users)))}. It may be an attribute that a module sets in its forward, an "
-            "output that a hook keeps, x.data, or computed in torch.vmap in a way that torch.export loses. Let the "
-            "module return it, use x.detach(), or cut without tracing (trace=False)"
+            "output that a hook keeps, what code keeps in a global dict, x.data, or computed in torch.vmap in a way "
+            "that torch.export loses. Let the module return it, use x.detach(), or cut without tracing (trace=False)"
         )
