@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from ._torch import FakeTensorMode, allow_operators, forbid_operators
+from ._torch import FakeTensorMode, allow_operators, forbid_operators, tree_flatten
 from .closures import rebind
 from .kept_fakes import empty_caches_of_fakes
 from .memory import sharing
@@ -52,10 +52,11 @@ class Skeleton:
         for tensor in [*model.parameters(), *model.buffers()]:
             memo[id(tensor)] = self._fake_of(tensor, device)
         for module in model.modules():
-            for value in vars(module).values():
+            for value in tree_flatten(list(vars(module).values()))[0]:
                 if isinstance(value, _NOT_COPIED):
                     memo[id(value)] = value
-                elif isinstance(value, Tensor) and not value.is_leaf:  # computed anew in each forward, as by pruning
+                elif isinstance(value, Tensor) and not value.is_leaf:
+                    # Pruning computes it anew in each forward, and a model may keep results in a list.
                     memo[id(value)] = value.detach().clone()
         self.model: nn.Module = copy.deepcopy(model, memo)
         rebind(self.model, memo)

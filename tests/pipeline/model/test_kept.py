@@ -68,6 +68,11 @@ def whether_it_is_the_first(model: Keeping, x: Tensor, y: Tensor) -> Tensor:
     return model.layers[0](y) if first else y
 
 
+def rows_that_pile_up(model: Keeping, x: Tensor, y: Tensor) -> Tensor:
+    model.kept = y if model.kept is None else torch.cat([model.kept, y])
+    return y * model.kept.sum(1).view(len(x), 1)
+
+
 def a_result_that_nothing_reads(model: Keeping, x: Tensor, y: Tensor) -> Tensor:
     model.kept, model.count = y, len(y)
     return y
@@ -93,6 +98,12 @@ def a_mean_in_a_buffer(model: Keeping, x: Tensor, y: Tensor) -> Tensor:
 def test_what_is_kept_for_the_next_batch_is_refused(between: Callable[[Keeping, Tensor, Tensor], Tensor]) -> None:
     with pytest.raises(TraceError, match=r"does something else with a second batch .* it fills (kept|count), which"):
         Stages(Keeping(between).double(), {"x": reals(2, WIDTH)}, (1, 1))
+
+
+def test_a_second_batch_that_fails_is_told_with_what_is_kept() -> None:
+    with pytest.raises(TraceError, match="cannot compute a second batch after the first: it fills kept") as error:
+        Stages(Keeping(rows_that_pile_up).double(), {"x": reals(2, WIDTH)}, (1, 1))
+    assert "kept.sum(1).view" in str(error.value.__cause__)
 
 
 @pytest.mark.parametrize("between", [a_result_that_nothing_reads, what_depends_on_no_batch, a_mean_in_a_buffer])

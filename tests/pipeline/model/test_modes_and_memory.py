@@ -101,6 +101,40 @@ def test_without_tracing_a_model_may_contain_what_cannot_be_copied(ranks: Pool) 
     ranks.run(2, locked)
 
 
+class Remembering(nn.Module):
+    """A model that has kept what its layers returned, in a list and a dict, while it was run alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.remember, self.seen, self.last = True, [], {"seen": ()}
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+            if self.remember:
+                self.seen.append(x)
+                self.last["seen"] = (x, layer)
+        return x
+
+
+def train_what_has_run(me: Rank) -> None:
+    torch.manual_seed(0)
+    model, batch = Remembering().double(), {"x": reals(8, WIDTH)}
+    expected = model(**batch).mean()
+    model.remember = False
+    pipe = PipelineModel(model, num_microbatches=2, loss=lambda y: y.mean(), target=None, group=me.group)
+    loss = pipe.run_train(**batch)
+    if loss is not None:
+        torch.testing.assert_close(loss, expected.detach(), **EXACT)
+    assert len(model.seen) == 4
+    assert model.seen[0].grad_fn is not None
+
+
+def test_a_model_that_keeps_results_of_an_earlier_run_is_traced(ranks: Pool) -> None:
+    ranks.run(2, train_what_has_run)
+
+
 class Jitter(nn.Module):
     """As the rotary positions of DINOv3: its table is scaled at random, but only in training."""
 

@@ -49,12 +49,18 @@ def require_nothing_kept(
         half = len(found) // 2
         first, second = ([number for number, _ in each] for each in (found[:half], found[half:]))
         if first != second or any(0 in origins for _, origins in found[half:]):
-            names = ", ".join(sorted(filled))
-            raise TraceError(
-                f"the model does something else with a second batch than with the first, or needs a value of the "
-                f"first: it fills {names}, which the stages would not. Keep such values in buffers that are changed in "
-                "place (add_, copy_), or in a module that has no layers inside"
+            raise kept_error(
+                filled, "does something else with a second batch than with the first, or needs a value of the first"
             )
+
+
+def kept_error(filled: Collection[str], what: str) -> TraceError:
+    """Return the error for a model that keeps something. The arguments: see above, and what it does with two
+    batches."""
+    return TraceError(
+        f"the model {what}: it fills {', '.join(sorted(filled))}, which the stages would not. Keep such values in "
+        "buffers that are changed in place (add_, copy_), or in a module that has no layers inside"
+    )
 
 
 class _Values:

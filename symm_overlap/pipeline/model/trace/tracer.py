@@ -24,7 +24,7 @@ from .custom_gradients import require_no_backward_hooks
 from .effects import Constant, has_effects
 from .error import PassedError, TraceError, failure_message, line_of
 from .flat import Flat
-from .kept import require_nothing_kept
+from .kept import kept_error, require_nothing_kept
 from .state import State, modules_around
 from .vmapped import fold
 
@@ -141,7 +141,11 @@ def trace(
             exported(1)  # what another thread has drawn meanwhile is not drawn again
             _require_not_drawn(drawn, state.draws.ends)
         if state.filled and tensors:
-            require_nothing_kept(exported(2), recorder.calls, state.filled)
+            try:
+                twice = exported(2)
+            except TraceError as error:
+                raise kept_error(state.filled, "cannot compute a second batch after the first") from error
+            require_nothing_kept(twice, recorder.calls, state.filled)
     return _Copy(program, recorder.calls, layers, tensors).traced(returned[0], skeleton.sharing)
 
 
