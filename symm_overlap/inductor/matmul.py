@@ -89,7 +89,7 @@ def matmul_of(node: Any) -> Matmul | None:
     if node.target is aten.bmm.default:
         return _of_one_matrix(Matmul(node, *args))
     if node.target in (aten.addmm.default, aten.baddbmm.default):
-        if node.kwargs.get("alpha", 1) != 1 or node.kwargs.get("beta", 1) != 1:
+        if _is_weighted(node):
             return None
         found = Matmul(node, args[1], args[2], args[0])
         return found if node.target is aten.addmm.default else _of_one_matrix(found)
@@ -112,11 +112,17 @@ def why_no_matmul(node: Any) -> str:
         return ""
     if _PACKED.match(str(node.target)):
         return "Inductor has packed the weight of this matmul (freezing), so the pass cannot replace it"
+    if node.target in (aten.addmm.default, aten.baddbmm.default) and _is_weighted(node):
+        return "addmm and baddbmm with other factors than 1 (alpha, beta) are not replaced"
     if node.target is aten.mm.default and _reads_int8(node):
         return "Inductor multiplies by this int8 weight itself, which is quicker than converting it"
     if node.target is not aten._scaled_mm_v2.default or _of_recipes(node) is not None:
         return ""
     return "scaled_mm has other scales than one number for each matrix, or one for each row and each column"
+
+
+def _is_weighted(node: Node) -> bool:
+    return any(node.kwargs.get(factor, 1) != 1 for factor in ("alpha", "beta"))
 
 
 def _reads_int8(node: Node) -> bool:

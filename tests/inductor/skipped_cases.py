@@ -234,3 +234,13 @@ def an_int8_weight_with_a_scale(world: int, name: str, new: New) -> Any:
     return (gather(new(2, 4, 6).to(torch.bfloat16), world, name).view(-1, 6) @ weight.t().to(torch.bfloat16)).view(
         -1, 4, 5
     ) * new(5).to(torch.bfloat16)
+
+
+@skipped("addmm and baddbmm with other factors than 1", candidate=True)
+def gathered_for_a_weighted_sum(world: int, name: str, new: New) -> Any:
+    return torch.addmm(new(5), gather(new(4, 6), world, name), new(6, 5), beta=0.5)
+
+
+@skipped("addmm and baddbmm with other factors than 1", candidate=True)
+def a_weighted_sum_is_reduced(world: int, name: str, new: New) -> Any:
+    return reduce(torch.addmm(new(5), new(4, 6), new(6, 5), alpha=0.5), name)

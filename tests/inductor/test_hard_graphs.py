@@ -4,6 +4,7 @@ sums, nodes of another pass, random numbers, and factors whose sizes differ betw
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -11,6 +12,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.fx import Graph
 
 from symm_overlap.inductor.choices import Choices
@@ -106,6 +108,20 @@ def test_a_users_pass_may_add_nodes_without_values() -> None:
     assert recorded().graphs[0].fused == 1
 
 
+def one_product_for_two_reductions(world: int, name: str, new: New) -> list[Tensor]:
+    product = new(4 * world, 6) @ new(6, 5)
+    return [scatter(product, world, name), reduce(product, name)]
+
+
+def test_a_second_reduction_of_a_product_is_a_collective_beside_a_matmul() -> None:
+    with fake_group(2) as group:
+        inputs = inputs_of(one_product_for_two_reductions, 2, group, torch.float32)
+        _, report = overlapped(traced(one_product_for_two_reductions, 2, group, inputs))
+    (skipped,) = report.skipped
+    assert (skipped.reason, skipped.candidate) == ("the op of another collective returns it", True)
+    assert report.fused == 1
+
+
 def drawing(world: int, name: str, new: New) -> list[Tensor]:
     """The second weight is drawn after something that is computed from the first product."""
     whole, w = gather(new(4, 6), world, name), new(6, 5)
@@ -127,16 +143,40 @@ def drawing_from_what_is_gathered(world: int, name: str, new: New) -> list[Tenso
     return [first, whole @ torch.rand_like(w)]
 
 
+def run_and_save_rng_state(draw: OpOverload, *args: Any) -> Tensor:
+    """Draw as torch does in a compiled checkpoint."""
+    _, drawn = torch.ops.higher_order.run_and_save_rng_state(draw, *args)
+    return drawn
+
+
+def drawing_in_a_checkpoint(world: int, name: str, new: New) -> list[Tensor]:
+    whole, w = gather(new(4, 6), world, name), new(6, 5)
+    first = run_and_save_rng_state(torch.ops.aten.bernoulli.default, (whole @ w).sigmoid())
+    return [first, whole @ run_and_save_rng_state(torch.ops.aten.rand_like.default, w)]
+
+
+def drawing_in_a_condition(world: int, name: str, new: New) -> list[Tensor]:
+    def draw(x: Tensor) -> Tensor:
+        return torch.ops.aten.rand_like.default(x)
+
+    whole, w = gather(new(4, 6), world, name), new(6, 5)
+    first = torch.bernoulli((whole @ w).sigmoid())
+    return [first, whole @ torch.cond(w.sum() > 0, draw, draw, (w,))]
+
+
 @pytest.mark.parametrize(
     ("program", "matmuls"),
-    [(drawing, 1), (drawing_from_what_is_gathered, 0), (drawing_beside_a_kept_product, 0)],
+    [
+        *((drawing, 1), (drawing_from_what_is_gathered, 0), (drawing_beside_a_kept_product, 0)),
+        *((drawing_in_a_checkpoint, 1), (drawing_in_a_condition, 1)),
+    ],
 )
 def test_random_numbers_are_drawn_in_the_order_of_the_program(program: Callable[..., Any], matmuls: int) -> None:
     with fake_group(2) as group:
         graph = traced(program, 2, group, inputs_of(program, 2, group, torch.float32))
         changed, report = overlapped(graph)
     drawn = [
-        [node.name for node in each.graph.nodes if "bernoulli" in node.name or "rand" in node.name]
+        [node.name for node in each.graph.nodes if re.match("bernoulli|rand|run_and_save|cond", node.name)]
         for each in (graph, changed)
     ]
     assert drawn[0] == drawn[1]

@@ -57,8 +57,11 @@ class Use:
 
     @property
     def gather_key(self) -> tuple[object, ...]:
-        """Uses with an equal key can share a gather. If they have scales, the scale of the gathered tensor is equal."""
-        return self.rows, self.gradient, self.matmul.scaled and self.matmul.scaled.left
+        """Uses with an equal key can share a gather: they read it as the same dtype and, if they have scales, with an
+        equal scale.
+        """
+        gathered = self.matmul.right if self.right else self.matmul.left
+        return self.rows, value(gathered).dtype, self.gradient, self.matmul.scaled and self.matmul.scaled.left
 
     @property
     def other(self) -> Node:

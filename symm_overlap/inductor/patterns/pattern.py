@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from ...collective.choosing.choice import Choice
 from ...collective.dispatch.registration import size_of_group
@@ -209,11 +210,20 @@ def draws_between(position: dict[Node, int], first: Node, last: Node) -> bool:
 
     If a matmul moves behind such a node, so does what depends on the matmul, which may draw too: in another order then.
     """
-    return any(
-        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        for node, number in position.items()
-        if position[first] < number < position[last]
-    )
+    return any(_draws(node) for node, number in position.items() if position[first] < number < position[last])
+
+
+def _draws(node: Node) -> bool:
+    """True for an operator that draws, and for one of higher order that calls such an operator, or a graph with one.
+
+    In a checkpoint, torch replaces the former by the latter, which keeps the state of the generator.
+    """
+    arguments = [argument for argument in node.args if not isinstance(argument, Node)]
+    if any(torch.Tag.nondeterministic_seeded in getattr(each, "tags", ()) for each in (node.target, *arguments)):
+        return True
+    inner = (argument for argument in node.all_input_nodes if argument.op == "get_attr")
+    graphs = (attrgetter(str(each.target))(each.graph.owning_module) for each in inner)
+    return any(isinstance(each, GraphModule) and any(map(_draws, each.graph.nodes)) for each in graphs)
 
 
 def ancestors(nodes: Iterable[Node]) -> set[Node]:

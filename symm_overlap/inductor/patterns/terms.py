@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from torch.fx import Node
 
 from ..graph import aten, step_of, value
 from ..matmul import Matmul, matmul_of, why_no_matmul
+from ..writer import is_written
 from .casts import has_product, is_widening, why_cast
 from .pattern import SkipError, ancestors
 from .place import Place, lies_at, place_in
@@ -120,6 +122,7 @@ class Terms:
             or why_uneven(term.node)
             or why_part(term.node)
             or why_trimmed_before(term.node)
+            or _why_taken(term.node)
             for term in self
         )
         return next(filter(None, whys), "")
@@ -266,3 +269,9 @@ def _is_product(node: Node) -> bool:
 
 def _is_scaled(term: Term) -> bool:
     return isinstance(term, Product) and term.matmul.scaled is not None
+
+
+def _why_taken(node: Node) -> str:
+    """Why the product is not computed by a matmul any more: two collectives reduce it, and the first has been fused."""
+    taken = node.target is operator.getitem and is_written(node)
+    return "the op of another collective returns it" if taken else ""
