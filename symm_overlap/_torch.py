@@ -18,6 +18,7 @@ import torch.compiler.config
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 from torch._C._distributed_c10d import _SymmetricMemory as SymmetricMemory
+from torch._guards import TracingContext
 from torch._library.autograd import Info as AutogradInfo
 from torch._library.autograd import make_autograd_impl
 from torch.autograd import forward_ad
@@ -34,7 +35,7 @@ __all__ = [
     "all_gather_single",
     "below_autocast",
     "below_autograd",
-    "comptime",
+    "compiling",
     "context_of_backward",
     "device_types_of",
     "differentiable",
@@ -54,7 +55,6 @@ __all__ = [
     "saved_tensors_hooks",
     "scalar_types_to_dtypes",
     "scaled_mm",
-    "strided_shard",
     "symm_mem",
     "tensors_with_data",
     "tensors_without_data",
@@ -75,14 +75,13 @@ own_part: Callable[[Any], torch.Tensor] = attrgetter("_local_tensor")
 reparametrized = torch.nn.utils.stateless._reparametrize_module
 
 
-def comptime() -> Any:
-    """Return torch's ``comptime``: ``comptime(f, g)`` calls ``f`` while the compiler traces, and ``g`` when code runs.
-
-    It is imported late, since importing the compiler takes seconds.
-    """
-    from torch._dynamo.comptime import comptime
-
-    return comptime
+def compiling() -> bool:
+    """True while this thread traces. `torch.compiler.is_compiling` is true in all threads while one of them traces."""
+    return torch.compiler.is_compiling() and (
+        torch.compiler.is_dynamo_compiling()  # Dynamo takes it for true, and does not look at what follows
+        or torch._C._len_torch_dispatch_stack() > 0
+        or TracingContext.try_get() is not None
+    )
 
 
 # The functions that compute the output shapes of torch's own fused ops.
@@ -285,13 +284,6 @@ def has_context(index: int) -> bool:
     """True if this process has a CUDA context (hundreds of MB) on GPU ``index``. The query itself creates none."""
     found: bool = torch._C._cuda_hasPrimaryContext(index)  # type: ignore[attr-defined]
     return found
-
-
-def strided_shard(dim: int, parts: int) -> Any:
-    """Return the DTensor placement for a dimension made of ``parts`` equal parts, each of which is sharded."""
-    from torch.distributed.tensor.placement_types import _StridedShard  # imported late: it takes half a second
-
-    return _StridedShard(dim, split_factor=parts)
 
 
 def saved_tensors_hooks() -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ._torch import transforms_active
+from ._torch import compiling, transforms_active
 
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
@@ -30,7 +30,7 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
 
 def require_no_transform() -> None:
     """Raise NotImplementedError if a transform of torch.func is active."""
-    if not torch.compiler.is_compiling() and transforms_active():
+    if not compiling() and transforms_active():
         raise NotImplementedError(
             "parallel layers cannot be transformed by torch.func (grad, vjp, jvp, vmap): use backward() or "
             "torch.autograd.grad. torch.func.functional_call works"

@@ -16,10 +16,8 @@ from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from operator import index as as_int
 from typing import Any, TypeVar
 
-import torch
-
 from . import _C
-from ._torch import context_of_backward
+from ._torch import compiling, context_of_backward
 from .plan import Plan, Table
 
 Transform = Callable[[Plan, Table], Table]
@@ -161,7 +159,7 @@ class Block(ContextDecorator):
         return super().__call__(function)
 
     def __enter__(self) -> None:
-        if self._name and torch.compiler.is_compiling():
+        if self._name and compiling():
             raise RuntimeError(
                 f"symm_overlap.{self._name} cannot be in a compiled graph: put it around the function's call"
             )

@@ -227,6 +227,7 @@ PRIVATE = (
     "collective/_torch.py",
     "fsdp/_torch.py",
     "inductor/_torch.py",
+    "nn/_torch.py",
     "pipeline/_torch.py",
     "pipeline/model/_torch.py",
     "pipeline/runtime/_torch.py",

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from .. import _C
-from .._torch import resolve_group
+from .._torch import compiling, resolve_group
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 REDUCE_OPS = ("sum", "avg")
@@ -63,7 +63,7 @@ def group_name(group: Group) -> str:
     if isinstance(group, dist.ProcessGroup):
         name = str(group.group_name)
         # A group that was created after this one was destroyed may have the same name.
-        if not torch.compiler.is_compiling() and resolve_group(name) is not group:
+        if not compiling() and resolve_group(name) is not group:
             raise ValueError(f"group is a process group that was destroyed; another one is named {name!r} now")
         return name
     if isinstance(group, DeviceMesh):

@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from .._torch import TorchDispatchMode, has_no_data, lacking_data, tensors_without_data, tree_leaves
+from .._torch import TorchDispatchMode, compiling, has_no_data, lacking_data, tensors_without_data, tree_leaves
 from ..runtime import TRAITS, backend_of
 from ..settings import applied, current
 from .dispatch.direct_call import KERNELS
@@ -58,7 +57,7 @@ def prepare() -> Iterator[None]:
     settings = current()
     if settings.needs is not None:
         raise RuntimeError("symm_overlap.prepare() inside another symm_overlap.prepare(): write one block")
-    if torch.compiler.is_compiling():
+    if compiling():
         raise RuntimeError("symm_overlap.prepare() inside a compiled function: put it around the call")
     needs, noting, modules = Needs(), _Noting(), ModuleState()
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import _C
+from .._torch import compiling
 
 
 def counted(local: Tensor, parameter: Tensor) -> Tensor:
@@ -16,7 +17,7 @@ def counted(local: Tensor, parameter: Tensor) -> Tensor:
     raises its error. (Compiled code does not: torch does not check what custom autograd functions keep there.)
     """
     if (
-        torch.compiler.is_compiling()
+        compiling()
         or not torch.is_grad_enabled()  # nothing is kept, and torch returns the parameter's own local part
         or type(local) is not Tensor
         or local.is_inference()

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch import untracked_views
+from .._torch import compiling, untracked_views
 from ..collective import all_reduce, matmul_all_reduce
 from ..collective.biases import gradient
 from ..collective.dispatch.autograd import factors_to_keep
@@ -108,7 +108,7 @@ def _differentiable(*xs: Tensor | None) -> bool:
 
 def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return ``a @ b + bias``, by the matmul that the back end chooses, or by the compiler's while compiling."""
-    if not torch.compiler.is_compiling():
+    if not compiling():
         return product(a, b, bias)
     return a @ b if bias is None else torch.addmm(bias, a, b)
 
@@ -137,7 +137,7 @@ def _in_settings_of_forward(backward: Any) -> Any:
 
     @wraps(backward)
     def run(ctx: Any, *grads: Tensor | None) -> Any:
-        if torch.compiler.is_compiling():
+        if compiling():
             return backward(ctx, *grads)
         with applied(in_backward(ctx.settings)):
             return backward(ctx, *grads)
@@ -147,7 +147,7 @@ def _in_settings_of_forward(backward: Any) -> Any:
 
 def _recorded(*xs: Tensor | None) -> bool:
     """True if autograd records what a backward pass computes from these tensors. The compiler's backward is not."""
-    return not torch.compiler.is_compiling() and _differentiable(*xs)
+    return not compiling() and _differentiable(*xs)
 
 
 def _for_own_part(ctx: Any, x: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ def _for_own_part(ctx: Any, x: Tensor) -> Tensor:
 
 
 def _keep_settings(ctx: Any) -> None:
-    if not torch.compiler.is_compiling():
+    if not compiling():
         ctx.settings = current()
 
 
@@ -263,7 +263,7 @@ class _GradientOfShard(torch.autograd.Function):
     def forward(ctx: Any, rank: int, world: int, dim: int, group: str, gathered: Tensor) -> Tensor:
         _keep_settings(ctx)
         ctx.rank, ctx.world, ctx.dim, ctx.group = rank, world, dim, group
-        if torch.compiler.is_compiling():  # it cannot trace `untracked_views`
+        if compiling():  # it cannot trace `untracked_views`
             return gathered.view_as(gathered)
         with untracked_views():  # not a view for autograd, so the module may write to it
             return gathered.view_as(gathered)

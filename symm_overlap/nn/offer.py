@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .._torch import comptime, own_part, reparametrized, saved_tensors_hooks
+from .._torch import compiling, own_part, reparametrized, saved_tensors_hooks
+from ._torch import comptime
 
 
 class Offer(NamedTuple):
@@ -79,7 +80,7 @@ def without_offer(layer: Any) -> None:
 
 def with_offers(offers: Sequence[Offer], call: Callable[[], Any]) -> Any:
     """Return ``call()``. The products are kept for their layers until the call ends."""
-    if not torch.compiler.is_compiling():
+    if not compiling():
         with _keeping(offers):
             return call()
     if not offers:
@@ -129,7 +130,7 @@ def offered(module: Any, x: Tensor) -> Tensor | None:
 
     Each output is returned once, because the caller may write to it, and call the module again.
     """
-    if torch.compiler.is_compiling():
+    if compiling():
         return _offered_in_graph(module, x)
     kept = _records.of.get(id(module))
     if kept is None or x is not kept.offer.x or module.weight is not kept.weight or module.bias is not kept.bias:
@@ -230,7 +231,7 @@ def _circumstances(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any,
     A checkpoint around the layer alone runs the layer again when the product is gone. So the first run inside it must
     not use the product either: saved-tensor hooks that differ tell the two apart.
     """
-    if torch.compiler.is_compiling():  # a module with graph breaks, of which this function is traced alone
+    if compiling():  # a module with graph breaks, of which this function is traced alone
         return ()
     tensors = (x, weight) if bias is None else (x, weight, bias)
     frozen = [not each.requires_grad for each in tensors]

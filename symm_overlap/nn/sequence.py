@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, parallel
 
-from .._torch import reparametrized
+from .._torch import compiling, reparametrized
 from ..collective.arguments import group_name
 from .forward import override
 from .gradients import summed_gradients
@@ -98,7 +97,7 @@ def _with_plain_parameters(module: Any, layout: SequenceLayout, args: tuple[Any,
     plain = dict(zip(own, summed_gradients(layout.group, *local), strict=True))
     forward = module.forward_of_shard
     bound = isinstance(forward, MethodType) and getattr(forward, "__self__", None) is module
-    if torch.compiler.is_compiling() or not bound:
+    if compiling() or not bound:
         with reparametrized(module, plain):
             return forward(*args, **kwargs)
     # A twin of the module has the plain tensors, because other threads may be in the forward of the module too.

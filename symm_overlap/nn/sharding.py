@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.nn.utils.parametrize import is_parametrized
 
-from .._torch import strided_shard
 from ..collective.write_counts import counted
 from ..custom_gradient import require_no_transform
+from ._torch import strided_shard
 
 
 def require_mesh(mesh: DeviceMesh, who: str) -> DeviceMesh:

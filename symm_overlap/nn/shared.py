@@ -26,6 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
+from .._torch import compiling
 from ..collective import all_gather_matmul
 from .gradients import gradient_of_shard, replicated_matmuls
 from .layouts import as_dtensor, dim_of, even_or_whole, is_shard, require_tensor, same
@@ -74,7 +75,7 @@ class Inputs:
         mesh, weight = column_of(module).mesh, module.weight
         if mesh != self.mesh or not isinstance(weight, DTensor) or weight.device_mesh != mesh:
             return False
-        return torch.compiler.is_compiling() or not weight.is_inference()
+        return compiling() or not weight.is_inference()
 
     def prepared(
         self, linears: Sequence[nn.Module], args: Any, kwargs: Any
@@ -186,7 +187,7 @@ def _accepts(linear: nn.Module, x: Tensor, layout: Placement) -> bool:
 @contextmanager
 def _counting_writes() -> Iterator[None]:
     """Let tensors inside the block count how often they are written to. Tensors of inference mode do not count."""
-    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+    if compiling() or not torch.is_inference_mode_enabled():
         yield
     else:
         with torch.inference_mode(False), torch.no_grad():

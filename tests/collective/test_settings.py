@@ -7,9 +7,11 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import symm_overlap
 from symm_overlap.collective.exchange import c10d, planned
@@ -187,6 +189,16 @@ def test_one_block_in_two_threads_ends_in_each_for_itself() -> None:
 
     with ThreadPoolExecutor(2) as threads:
         assert [answer.result() for answer in [threads.submit(enter) for _ in range(2)]] == [[3, 0], [3, 0]]
+
+
+def test_a_block_may_be_entered_while_another_thread_compiles() -> None:
+    """Then `torch.compiler.is_compiling` is true here too."""
+    with mock.patch.object(torch.compiler, "_is_compiling_flag", True):
+        assert torch.compiler.is_compiling()
+        with symm_overlap.lane(3):
+            assert current().lane_index == 3
+        with FakeTensorMode(), pytest.raises(RuntimeError, match="cannot be in a compiled graph"):
+            symm_overlap.lane(3).__enter__()
 
 
 def backward_has_the_settings_of_forward(me: Rank, lane: int) -> list[tuple[int, str]]:

@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import parallelize_module
 
-from symm_overlap._torch import strided_shard
 from symm_overlap.nn import ColumnParallelLinear, ColwiseParallel, RowParallelLinear, RowwiseParallel
+from symm_overlap.nn._torch import strided_shard
 from tests.nn.reference import EXACT, WORLDS, equals_whole, full, mesh_of, needs_strided_shards, values
 from tests.ranks import Pool, Rank
 

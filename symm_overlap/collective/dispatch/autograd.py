@@ -11,6 +11,7 @@ from ... import _C
 from ..._torch import (
     below_autocast,
     below_autograd,
+    compiling,
     differentiable,
     has_tangent,
     in_forward_mode,
@@ -32,7 +33,7 @@ def autograd_kernel(op: Any, setup_context: Callable[..., None], backward: Calla
         # Autocast has cast what the forward pass was given. The backward pass has the dtypes of the forward pass, even
         # if it alone is inside an autocast block.
         with below_autocast():
-            if torch.compiler.is_compiling():
+            if compiling():
                 return backward(ctx, *grads)
             with applied(in_backward(ctx.settings)):
                 return backward(ctx, *grads)
@@ -64,7 +65,7 @@ def call_op(op: Any, *args: Any, **kwargs: Any) -> Any:
     The autograd layer is skipped if no gradient can be requested later, which saves a tenth of the time of a small
     call. The dispatcher is skipped if it would only call the kernel, which saves a fifth.
     """
-    if torch.compiler.is_compiling():
+    if compiling():
         return op(*args, **kwargs)
     key = _C.kernel_key((args, *kwargs.items()) if kwargs else args)
     if key is None and (transforms_active() or _requires_grad(op, args)):

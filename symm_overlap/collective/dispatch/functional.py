@@ -7,8 +7,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-import torch
-
+from ..._torch import compiling
 from ...settings import current
 from ..arguments import group_name
 from ..exchange import Peers
@@ -27,7 +26,7 @@ def functional(wrapper: _Wrapper) -> _Wrapper:
 
     @wraps(wrapper)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if compiling():
             return wrapper(*args, **kwargs)
         kernels = getattr(calls, "kernels", 0)
         try:
