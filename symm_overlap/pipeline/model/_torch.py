@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
+from torch import nn
 from torch._functorch.predispatch import _add_batch_dim, _remove_batch_dim
 from torch._functorch.predispatch import _vmap_decrement_nesting as end_vmap
 from torch._functorch.predispatch import _vmap_increment_nesting as begin_vmap
@@ -20,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributed.pipelining.microbatch import TensorChunkSpec
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
 __all__ = [
@@ -34,8 +37,8 @@ __all__ = [
     "TorchDispatchMode",
     "TreeSpec",
     "allow_operators",
+    "as_in_eager_mode",
     "begin_vmap",
-    "composite",
     "depends_on_values",
     "detect_fake_mode",
     "end_vmap",
@@ -57,13 +60,6 @@ VMAP_VIEWS = _add_batch_dim, _remove_batch_dim
 """They add the dimension of ``torch.vmap`` to a tensor, and remove it."""
 
 
-def composite(func: OpOverload) -> bool:
-    """Return whether autograd divides an operator into others. Below autograd, tensors get it undivided."""
-    if func.namespace == "prim":  # the dispatcher does not know prim::device
-        return False
-    return bool(func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
-
-
 def saved_tensors_hooks() -> Any:
     """Return the innermost active hooks for tensors that autograd saves, such as the hooks of a checkpoint."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False)
@@ -74,6 +70,33 @@ def without_function_modes() -> AbstractContextManager[object]:
     It cannot record the autograd functions of DTensors.
     """
     return torch._C.DisableTorchFunction()
+
+
+@contextmanager
+def as_in_eager_mode(args: Any, kwargs: Any) -> Iterator[None]:
+    """A context for the kernel of an operator on fake tensors. In it operators pass through autograd and through the
+    transforms of ``torch.func`` again, which torch leaves out below an operator, and are not traced.
+    """
+    mode = detect_fake_mode((args, kwargs))
+    assert mode is not None
+    traced, nn.Module.__call__ = nn.Module.__call__, nn.Module._wrapped_call_impl  # type: ignore[method-assign]
+    keys = torch._C._ForceDispatchKeyGuard(*_keys_of_a_new_thread())
+    try:
+        with keys, _disable_current_modes(), mode, torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        nn.Module.__call__ = traced  # type: ignore[method-assign]
+
+
+@cache
+def _keys_of_a_new_thread() -> tuple[Any, Any]:
+    """Return which of the dispatcher's keys a thread adds to those of tensors, and which it leaves out."""
+
+    def keys() -> tuple[Any, Any]:
+        return torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(keys).result()
 
 
 def ignoring_new_sizes(args: Any, kwargs: Any) -> AbstractContextManager[object]:

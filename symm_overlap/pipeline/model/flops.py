@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import FlopCounterMode
 
-from .kept_fakes import empty_caches_of_fakes
+from .kept_fakes import FunctionCaches
 from .skeleton import Skeleton
 from .trace.tracer import Traced
 
@@ -21,9 +21,9 @@ def flops_of_calls(traced: Traced, skeleton: Skeleton) -> list[float] | None:
     operator, but no rule for its shapes: it has none for grouped matmuls of float32.
     """
     try:
-        empty_caches_of_fakes()  # those of torch.export have another mode
-        return [_flops(traced, node, skeleton) for node in traced.calls]
-    except RuntimeError as error:
+        with FunctionCaches():
+            return [_flops(traced, node, skeleton) for node in traced.calls]
+    except Exception as error:  # torch raises many kinds
         reason = str(error).strip().split("\n")[0]
         warnings.warn(
             "the FLOPs of the layers could not be counted on fake tensors, so their numbers of parameters determine "
@@ -36,7 +36,8 @@ def flops_of_calls(traced: Traced, skeleton: Skeleton) -> list[float] | None:
 def _flops(traced: Traced, node: fx.Node, skeleton: Skeleton) -> float:
     total = 0
     for call in traced.calls[node]:
-        with skeleton.mode, FlopCounterMode(display=False, custom_mapping=_UNCOUNTED) as counter:
+        counter = FlopCounterMode(display=False, custom_mapping=_UNCOUNTED)
+        with skeleton.mode, counter, torch.compiler.set_stance("force_eager"):
             call.run([skeleton.fake(tensor) for tensor in call.inputs])
         total += counter.get_total_flops()
     return total

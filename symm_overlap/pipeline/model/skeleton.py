@@ -18,7 +18,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ._torch import FakeTensorMode, allow_operators, forbid_operators, tree_flatten
 from .closures import rebind
-from .kept_fakes import empty_caches_of_fakes
 from .memory import sharing
 
 _NOT_COPIED = (dist.ProcessGroup, DeviceMesh)
@@ -63,15 +62,14 @@ class Skeleton:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """A context in which the copy may run. Afterwards no cache of a function has a fake tensor from it, and
-        operators refuse those that other code has kept: they must not get into steps, which compute with values.
+        """A context in which the copy may run. Afterwards operators refuse the fake tensors that code has kept: they
+        must not get into steps, which compute with values.
         """
         self.modes.add(self.mode)
         allow_operators(self.mode)
         try:
             yield
         finally:
-            empty_caches_of_fakes()
             while self.modes:
                 forbid_operators(self.modes.pop(), _KEPT)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +48,31 @@ def unless_compiling() -> Table:
     return lambda width: compute(width) if torch.compiler.is_compiling() else kept(width)
 
 
+class Result:
+    def __init__(self, table: Tensor) -> None:
+        self.table = table
+
+
+def of_an_object() -> Table:
+    kept = functools.cache(lambda width: OrderedDict(result=Result(compute(width))))
+    return lambda width: kept(width)["result"].table
+
+
+def of_a_function() -> Table:
+    @functools.cache
+    def kept(width: int) -> Callable[[], Tensor]:
+        table = compute(width)
+        return lambda: table
+
+    return lambda width: kept(width)()
+
+
+def of_a_number() -> Table:
+    """While a model is traced, ``item()`` returns a symbol."""
+    kept = functools.cache(lambda width: compute(width).sum().item())
+    return lambda width: compute(width) * kept(width)
+
+
 def of_a_method() -> Table:
     class Tables:
         @functools.lru_cache  # noqa: B019
@@ -55,7 +82,7 @@ def of_a_method() -> Table:
     return Tables().of
 
 
-CACHES = [bounded, unbounded, of_nested_values, unless_compiling, of_a_method]
+CACHES = [bounded, unbounded, of_nested_values, of_an_object, of_a_function, of_a_number, unless_compiling, of_a_method]
 
 
 class Layer(nn.Module):
@@ -107,7 +134,7 @@ def train(me: Rank, pipe: PipelineModel, whole: nn.Module) -> None:
 def trains_like_the_whole(me: Rank, make: Callable[[], Table], place: str, costs: str) -> None:
     table = make()
     train(me, *made(me, table, place, costs=costs))
-    assert torch.equal(table(WIDTH), compute(WIDTH))
+    assert torch.equal(table(WIDTH), make()(WIDTH))
 
 
 @pytest.mark.parametrize("make", CACHES)
@@ -120,6 +147,35 @@ def test_a_function_that_keeps_its_results_returns_values_in_a_step(
 
 def test_it_does_so_if_no_flops_are_counted(ranks: Pool) -> None:
     ranks.run(1, trains_like_the_whole, bounded, "both", "parameters")
+
+
+def tuples_of_another_thread(me: Rank) -> None:
+    """A tuple that is being filled must not get a second reference."""
+    ended, errors, made_so_far = threading.Event(), [], 0
+
+    def fill() -> None:
+        nonlocal made_so_far
+        while not ended.is_set():
+            try:
+                tuple(number for number in range(1000))
+                made_so_far += 1
+            except SystemError as error:
+                errors.append(error)
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    try:
+        for _ in range(3):
+            train(me, *made(me, bounded(), "both"))
+    finally:
+        ended.set()
+        thread.join()
+    assert made_so_far
+    assert not errors
+
+
+def test_other_threads_may_go_on_while_a_model_is_traced(ranks: Pool) -> None:
+    ranks.run(1, tuples_of_another_thread)
 
 
 def what_was_kept_with_values_stays(me: Rank) -> None:

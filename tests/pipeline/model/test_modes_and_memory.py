@@ -179,3 +179,25 @@ def evaluate_and_train(me: Rank, training: tuple[bool, ...]) -> None:
 @pytest.mark.parametrize("training", [(True, False), (False, True, False)])
 def test_a_module_with_buffers_may_draw_numbers_in_training_only(ranks: Pool, training: tuple[bool, ...]) -> None:
     ranks.run(2, evaluate_and_train, training)
+
+
+class Untrainable(Jitter):
+    def forward(self) -> tuple[Tensor, Tensor]:
+        if self.training:
+            raise NotImplementedError("this module is for evaluation")
+        return super().forward()
+
+
+def evaluate_alone(me: Rank) -> None:
+    torch.manual_seed(0)
+    model, batch = Moved().double(), {"x": reals(8, WIDTH)}
+    model.jitter = Untrainable()
+    expected = model.eval()(**batch)
+    pipe = PipelineModel(model, num_microbatches=2, loss=lambda y: y.mean(), target=None, group=me.group)
+    found = pipe.eval().run_eval(**batch)
+    if found is not None:
+        torch.testing.assert_close(found, expected, **EXACT)
+
+
+def test_a_module_with_buffers_may_be_for_evaluation_alone(ranks: Pool) -> None:
+    ranks.run(2, evaluate_alone)

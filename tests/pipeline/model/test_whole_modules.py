@@ -165,6 +165,58 @@ def test_classes_of_modules_have_their_names_while_a_model_is_traced(ranks: Pool
     ranks.run(2, with_names)
 
 
+REGISTERED: dict[str, type[nn.Module]] = {}
+
+
+class Meta(type):
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs)
+
+    def __init__(cls, name: str, bases: tuple[type, ...], names: dict[str, Any], *, kind: str) -> None:
+        assert kind == "registered"
+        REGISTERED[name] = cls
+        super().__init__(name, bases, names)
+
+    def __new__(cls, name: str, bases: tuple[type, ...], names: dict[str, Any], *, kind: str) -> Meta:
+        return super().__new__(cls, name, bases, names)
+
+
+class Registered(Block, metaclass=Meta, kind="registered"):
+    """A class that is registered when it is made, that nothing may be derived from, and whose instances are frozen. Its
+    forward looks at its exact class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_frozen = True
+
+    def __init_subclass__(cls, *, kind: str) -> None:
+        raise TypeError("Registered is final")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        assert not vars(self).get("is_frozen")
+        super().__setattr__(name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert type(self) is REGISTERED["Registered"]
+        return super(self.__class__, self).forward(x)
+
+
+def with_classes_of_their_own_kind(me: Rank) -> None:
+    torch.manual_seed(0)
+    model, batch = nn.Sequential(*(Registered() for _ in range(4))).double(), {"input": reals(8, WIDTH)}
+    whole = copy.deepcopy(model)
+    pipe = PipelineModel(model, Registered, num_microbatches=2, loss=lambda y: y.mean(), target=None, group=me.group)
+    loss, expected = pipe.run_train(**batch), whole(**batch).mean()
+    if loss is not None:
+        torch.testing.assert_close(loss, expected.detach(), **EXACT)
+    assert {"Registered": Registered} == REGISTERED
+    assert all(type(module) is Registered for stage in pipe.stages for module in stage.module.children())
+
+
+def test_classes_may_refuse_to_be_derived_from(ranks: Pool) -> None:
+    ranks.run(2, with_classes_of_their_own_kind)
+
+
 def with_compiled_stages(me: Rank) -> None:
     model, batch = blocks()
     whole = copy.deepcopy(model)

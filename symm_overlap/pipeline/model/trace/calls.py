@@ -18,9 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from .._torch import (
-    OpOverload,
-    TorchDispatchMode,
-    composite,
+    as_in_eager_mode,
     depends_on_values,
     ignoring_new_sizes,
     saved_tensors_hooks,
@@ -28,12 +26,13 @@ from .._torch import (
     without_function_modes,
 )
 from ..environment import autocast_state
+from ..kept_fakes import FunctionCaches
 from .custom_gradients import RefusedGradients
 from .error import PassedError
 from .flat import Flat
-from .foreign import Parameters, leaves_of
+from .foreign import Parameters
 from .state import State
-from .writes import arguments
+from .watch import Watch, memory_of
 
 
 @dataclass
@@ -43,6 +42,7 @@ class Call:
     Attributes:
         name: the name of the module.
         module: the fake copy of the module.
+        kind: its class.
         parameters: those of the whole model.
         given: its arguments (args, kwargs).
         inputs: the tensors in the arguments.
@@ -57,6 +57,7 @@ class Call:
 
     name: str
     module: nn.Module
+    kind: type[nn.Module]
     parameters: Parameters
     given: Flat
     inputs: list[Tensor]
@@ -82,43 +83,18 @@ _LIBRARY = torch.library.Library("symm_overlap_pipeline", "DEF")
 _LIBRARY.define("whole_module(Tensor[] tensors, int call) -> Tensor[]")
 
 
-class _Watch(TorchDispatchMode):
-    """Notes what operators do: whether they draw random numbers, which memory they write to, and which parameters they
-    use.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.random = False
-        self.written: set[Any] = set()
-        self.parameters: list[nn.Parameter] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
-        self.parameters += [leaf for leaf in leaves_of(args, kwargs or {}) if isinstance(leaf, nn.Parameter)]
-        if isinstance(func, OpOverload):
-            changed = [value for value, _, writes in arguments(func, args, kwargs or {}) if writes]
-            self.written.update(_memory(leaf) for leaf in tree_flatten(changed)[0] if isinstance(leaf, Tensor))
-            if composite(func) and any(issubclass(kind, DTensor) for kind in types):
-                with self:  # autograd, which a stage has and this operator is below, divides it for DTensors
-                    return func.decompose(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-
-def _memory(tensor: Tensor) -> Any:
-    return tensor.untyped_storage()._cdata
-
-
-def _watched(record: Call, args: Any, kwargs: Any) -> tuple[Any, _Watch, list[str]]:
+def _watched(record: Call, args: Any, kwargs: Any) -> tuple[Any, Watch, list[str]]:
     """Call the fake module. Return what it returns, what it does, and the names of the buffers that it changes."""
     before = dict(record.module.named_buffers(remove_duplicate=False))
-    with ExitStack() as stack, _Watch() as watch:
-        for device, dtype in record.autocast:  # torch turns it off below the operator
+    with as_in_eager_mode(args, kwargs), ExitStack() as stack, Watch() as watch:
+        for device, dtype in record.autocast:
             stack.enter_context(torch.autocast(device, dtype, cache_enabled=False))
         stack.enter_context(ignoring_new_sizes(args, kwargs))
+        stack.callback(_set_class, record.module, type(record.module))
+        _set_class(record.module, record.kind)  # which its forward may look at
         outputs = nn.Module.__call__(record.module, *args, **kwargs)
     after = dict(record.module.named_buffers(remove_duplicate=False))
-    changed = [n for n, old in before.items() if after.get(n) is not old or _memory(old) in watch.written]
+    changed = [n for n, old in before.items() if after.get(n) is not old or memory_of(old) in watch.written]
     return outputs, watch, changed
 
 
@@ -134,6 +110,8 @@ def _has_one_copy_in_training(record: Call, args: Any, kwargs: Any) -> bool:
             module.training = True
         _, watch, changed = _watched(record, args, kwargs)
         return watch.random or bool(changed)
+    except Exception:  # a module for evaluation alone
+        return True
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -154,7 +132,7 @@ def _run_on_fakes(tensors: list[Tensor], call: int) -> list[Tensor]:
             "nothing (use_cache=False in models of Hugging Face)"
         )
     record.parameters.require_own(watch.parameters, what, record.module, tensors)
-    record.changed = [index for index, tensor in enumerate(tensors) if _memory(tensor) in watch.written]
+    record.changed = [index for index, tensor in enumerate(tensors) if memory_of(tensor) in watch.written]
     same = not record.changed and not record.updated and not watch.random
     alone = next(record.module.parameters(), None) is None
     record.repeatable = alone and same and not _has_one_copy_in_training(record, args, kwargs)
@@ -171,8 +149,8 @@ def _run_on_fakes(tensors: list[Tensor], call: int) -> list[Tensor]:
             f"{what} returns a tensor whose size depends on the values of tensors, so "
             "the layers behind it cannot be traced. Let it return all elements, or cut the model with trace=False"
         )
-    returned = {_memory(result) for result in results}
-    record.shared = [index for index, tensor in enumerate(tensors) if _memory(tensor) in returned]
+    returned = {memory_of(result) for result in results}
+    record.shared = [index for index, tensor in enumerate(tensors) if memory_of(tensor) in returned]
     return [torch.empty_like(result) for result in results]
 
 
@@ -188,6 +166,10 @@ def _class(module: nn.Module) -> str:
     return type(module).__name__
 
 
+def _set_class(module: nn.Module, kind: type[nn.Module]) -> None:
+    object.__setattr__(module, "__class__", kind)  # its own __setattr__ may refuse
+
+
 class Recorder:
     """Records the calls of whole modules of a model while it is open.
 
@@ -201,9 +183,8 @@ class Recorder:
         dtensors: the DTensors that modules have returned.
     """
 
-    def __init__(self, model: nn.Module, modules: dict[str, nn.Module], state: State) -> None:
-        self._modules, self._state = modules, state
-        self._classes = {name: type(module) for name, module in modules.items()}
+    def __init__(self, model: nn.Module, modules: dict[str, nn.Module], state: State, caches: FunctionCaches) -> None:
+        self._modules, self._state, self._caches = modules, state, caches
         self.calls: dict[int, Call] = {}
         self._gradients, self._parameters = RefusedGradients(), Parameters(model)
         self._open = ExitStack()
@@ -211,31 +192,38 @@ class Recorder:
         self.dtensors: list[DTensor] = []
 
     def __enter__(self) -> Recorder:
-        self._open.enter_context(self._gradients)
-        self._open.enter_context(self._parameters)
-        for name, module in self._modules.items():
-            module.__class__ = self._recording(name, type(module))
+        with ExitStack() as stack:
+            stack.enter_context(self._gradients)
+            stack.enter_context(self._parameters)
+            for name, module in self._modules.items():
+                stack.callback(_set_class, module, type(module))
+                _set_class(module, self._recording(name, type(module)))
+            self._open = stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._open.close()
-        for name, module in self._modules.items():
-            module.__class__ = self._classes[name]
         for number in self.calls:
             del _calls[number]
 
     def _recording(self, name: str, original: type[nn.Module]) -> type[nn.Module]:
-        """Return a subclass of the module's class that records calls. ``isinstance`` still holds, and the class has the
-        same names, by which models of Hugging Face look it up.
+        """Return a subclass of the module's class that records calls.
+
+        ``isinstance`` still holds, and the class has the same names, by which models of Hugging Face look it up. Code
+        that runs when a class is derived, ``__init_subclass__`` or a metaclass, does not run: it may register classes.
         """
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            return self._call(name, module, args, kwargs)
+            return self._call(name, module, original, args, kwargs)
 
         names = {"__module__": original.__module__, "__qualname__": original.__qualname__}
-        return type(original.__name__, (original,), {"__call__": call, **names})
+        derived = type.__new__(type(original), original.__name__, (nn.Module,), {"__call__": call, **names})
+        derived.__bases__ = (original,)
+        return derived
 
-    def _call(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(
+        self, name: str, module: nn.Module, kind: type[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         number = next(_numbers)
         hooks = saved_tensors_hooks()
         recomputed = hooks != self._hooks and hooks[0].__module__ == checkpoint.__module__
@@ -252,11 +240,13 @@ class Recorder:
                 "other ranks would have another one. Call the model such that it passes none (use_cache=False for the "
                 "caches of Hugging Face)"
             ) from None
-        call = Call(name, module, self._parameters, given, tensors, autocast_state(), recomputed)
+        call = Call(name, module, kind, self._parameters, given, tensors, autocast_state(), recomputed)
         self.calls[number] = _calls[number] = call
         self._state.require_same(module)
+        self._caches.empty()  # what is traced and what runs below the operator cannot use each other's fake tensors
         with self._gradients.permitted(), self._state.draws.of_whole_module():
             results = WHOLE_MODULE(tensors, number)
+        self._caches.empty()
         self._state.note(module)
         returned = self.calls[number].returned
         assert returned is not None

@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind
 
 from .._torch import FakeTensor, FakeTensorMode, detect_fake_mode
-from ..kept_fakes import empty_caches_of_fakes
+from ..kept_fakes import FunctionCaches
 from ..skeleton import Skeleton
 from .calls import WHOLE_MODULE, Call, Recorder
 from .custom_gradients import require_no_backward_hooks
@@ -64,6 +64,7 @@ class _Root(nn.Module):
         batch: Flat,
         state: State,
         recorder: Recorder,
+        caches: FunctionCaches,
         modes: set[FakeTensorMode],
         returned: Callable[[Flat], None],
         batches: int = 1,
@@ -71,6 +72,7 @@ class _Root(nn.Module):
         super().__init__()
         self.model, self.batch, self.batches = model, batch, batches
         # Functions, since export may copy the module, and reverts assignments to attributes.
+        self.empty_caches: Callable[[], None] = lambda: caches.empty()
         self.note: Callable[[FakeTensorMode], None] = lambda mode: modes.add(mode)
         self.begin: Callable[[nn.Module], None] = lambda model: state.begin(model)
         self.end: Callable[[], None] = lambda: state.end()
@@ -82,7 +84,7 @@ class _Root(nn.Module):
         count = len(self.batch.where)
         if (mode := detect_fake_mode(tensors)) is not None:
             self.note(mode)
-        empty_caches_of_fakes()  # torch.export calls this several times
+        self.empty_caches()  # torch.export calls this several times
         self.begin(self.model)
         try:
             given = [tensors[index * count : (index + 1) * count] for index in range(self.batches)]
@@ -127,15 +129,16 @@ def trace(
 
     def exported(batches: int) -> torch.export.ExportedProgram:
         fakes = tuple(skeleton.fake(tensor) for _ in range(batches) for tensor in tensors.values())
-        root = _Root(skeleton.model, batch, state, recorder, skeleton.modes, returned.append, batches)
+        root = _Root(skeleton.model, batch, state, recorder, caches, skeleton.modes, returned.append, batches)
         try:
             return torch.export.export(root, fakes, strict=False)
         except Exception as error:
             raise TraceError(failure_message(error, skeleton.model, names, bool(recorder.dtensors))) from error
 
     # Not as the caller has set it: a no_grad() around a training step leaves no trace in the graph.
-    recorder = Recorder(skeleton.model, whole, state)
-    with _one_at_a_time, torch.inference_mode(False), torch.set_grad_enabled(gradients), recorder:
+    caches = FunctionCaches()
+    recorder = Recorder(skeleton.model, whole, state, caches)
+    with _one_at_a_time, torch.inference_mode(False), torch.set_grad_enabled(gradients), caches, recorder:
         program = exported(1)
         if drawn := state.draws.ends:
             exported(1)  # what another thread has drawn meanwhile is not drawn again
