@@ -16,7 +16,6 @@ from ._torch import arithmetic, expression_of, known, plain_size, tree_leaves
 from .arrangement import Size
 from .graph import aten, is_tensor, may_view, same_strides, value
 
-_WRITTEN = "written by symm_overlap"
 _COLLECTIVES = ("_c10d_functional", "symm_overlap")
 """The namespaces of the ops that the pass replaces, and of those that it writes."""
 
@@ -53,11 +52,6 @@ def _order_in_memory(tensor: Tensor) -> list[int] | None:
     return order if tensor.permute(order).is_contiguous() else None
 
 
-def is_written(node: Node) -> bool:
-    """True if the pass has added a node."""
-    return _WRITTEN in node.meta
-
-
 class SymbolicSizeError(Exception):
     """Raised if a size cannot be computed from those of the graph."""
 
@@ -89,7 +83,6 @@ class Writer:
         """Add a call of an op, or of ``operator.getitem``."""
         with self.graph.inserting_before(self.before):
             node = self.graph.call_function(target, args, kwargs)
-        node.meta[_WRITTEN] = True
         self.written.append(node)
         _add_value(node)
         if "stack_trace" in self.before.meta:

@@ -221,9 +221,17 @@ def _draws(node: Node) -> bool:
     arguments = [argument for argument in node.args if not isinstance(argument, Node)]
     if any(torch.Tag.nondeterministic_seeded in getattr(each, "tags", ()) for each in (node.target, *arguments)):
         return True
-    inner = (argument for argument in node.all_input_nodes if argument.op == "get_attr")
-    graphs = (attrgetter(str(each.target))(each.graph.owning_module) for each in inner)
-    return any(isinstance(each, GraphModule) and any(map(_draws, each.graph.nodes)) for each in graphs)
+    graphs = (_graph_of(argument) for argument in node.all_input_nodes if argument.op == "get_attr")
+    return any(any(map(_draws, graph.nodes)) for graph in graphs if graph is not None)
+
+
+def _graph_of(node: Node) -> Graph | None:
+    """Return the graph that is an attribute of the module of another graph; None if it is something else."""
+    try:
+        found = attrgetter(str(node.target))(node.graph.owning_module)
+    except AttributeError:  # the pass of a user may have added a node without an attribute
+        return None
+    return found.graph if isinstance(found, GraphModule) else None
 
 
 def ancestors(nodes: Iterable[Node]) -> set[Node]:

@@ -35,7 +35,7 @@ from .pattern import (
     writing,
 )
 from .place import Place
-from .terms import Product, Terms
+from .terms import Product, Terms, mark_kept
 
 
 class ReduceScatter:
@@ -68,6 +68,7 @@ class ReduceScatter:
         give_way(self.graph, old, new.pop(self.node))
         for node, replacement in new.items():
             node.replace_all_uses_with(replacement)
+            mark_kept(replacement)
         return len(products)
 
     def check(self) -> Place:

@@ -12,7 +12,6 @@ from torch.fx import Node
 
 from ..graph import aten, step_of, value
 from ..matmul import Matmul, matmul_of, why_no_matmul
-from ..writer import is_written
 from .casts import has_product, is_widening, why_cast
 from .pattern import SkipError, ancestors
 from .place import Place, lies_at, place_in
@@ -24,6 +23,9 @@ _SCALINGS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 NO_PRODUCT = "what is reduced is not a whole product of a matmul, nor a sum with one"
 """Why a reduction without products among its terms is skipped. A part of a product may be reduced, or several products
 side by side."""
+
+
+_KEPT = "a product that an op of symm_overlap returns"
 
 
 @dataclass(frozen=True)
@@ -272,6 +274,14 @@ def _is_scaled(term: Term) -> bool:
 
 
 def _why_taken(node: Node) -> str:
-    """Why the product is not computed by a matmul any more: two collectives reduce it, and the first has been fused."""
-    taken = node.target is operator.getitem and is_written(node)
-    return "the op of another collective returns it" if taken else ""
+    """Why a product is not computed by a matmul any more: two collectives reduce it, and the first has been fused."""
+    return "the op of another collective returns it" if _KEPT in node.meta else ""
+
+
+def mark_kept(node: Node) -> None:
+    """Note that this node, or what it rearranges, is a product that an op returns beside its result."""
+    source: Any = node
+    while isinstance(source, Node) and source.target is not operator.getitem:
+        source = next(iter(source.args), None)
+    if isinstance(source, Node):
+        source.meta[_KEPT] = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 from typing import Any
 
@@ -201,16 +202,29 @@ class Registered(Block, metaclass=Meta, kind="registered"):
         return super(self.__class__, self).forward(x)
 
 
+class WithoutDict:
+    __slots__ = ()
+
+
+class Mixed(WithoutDict, Block):
+    """A class whose instances have another layout than those of torch.nn.Module."""
+
+
+class Abstract(Block, abc.ABC):
+    pass
+
+
 def with_classes_of_their_own_kind(me: Rank) -> None:
     torch.manual_seed(0)
-    model, batch = nn.Sequential(*(Registered() for _ in range(4))).double(), {"input": reals(8, WIDTH)}
+    kinds = (Registered, Mixed, Abstract, Registered)
+    model, batch = nn.Sequential(*(kind() for kind in kinds)).double(), {"input": reals(8, WIDTH)}
     whole = copy.deepcopy(model)
-    pipe = PipelineModel(model, Registered, num_microbatches=2, loss=lambda y: y.mean(), target=None, group=me.group)
+    pipe = PipelineModel(model, Block, num_microbatches=2, loss=lambda y: y.mean(), target=None, group=me.group)
     loss, expected = pipe.run_train(**batch), whole(**batch).mean()
     if loss is not None:
         torch.testing.assert_close(loss, expected.detach(), **EXACT)
     assert {"Registered": Registered} == REGISTERED
-    assert all(type(module) is Registered for stage in pipe.stages for module in stage.module.children())
+    assert all(type(module) in kinds for stage in pipe.stages for module in stage.module.children())
 
 
 def test_classes_may_refuse_to_be_derived_from(ranks: Pool) -> None:

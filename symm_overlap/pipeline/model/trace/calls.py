@@ -216,9 +216,12 @@ class Recorder:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return self._call(name, module, original, args, kwargs)
 
-        names = {"__module__": original.__module__, "__qualname__": original.__qualname__}
-        derived = type.__new__(type(original), original.__name__, (nn.Module,), {"__call__": call, **names})
-        derived.__bases__ = (original,)
+        names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__call__": call}
+        derived = type.__new__(type(original), original.__name__, (nn.Module,), dict(names))
+        try:
+            derived.__bases__ = (original,)
+        except TypeError:  # `__slots__` give its instances another layout
+            return type.__new__(type(original), original.__name__, (original,), names)
         return derived
 
     def _call(

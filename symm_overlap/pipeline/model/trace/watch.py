@@ -31,6 +31,8 @@ class Watch(TorchDispatchMode):
             self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
             changed = [value for value, _, writes in arguments(func, args, kwargs or {}) if writes]
             self.written.update(memory_of(leaf) for leaf in tree_flatten(changed)[0] if isinstance(leaf, Tensor))
+        else:
+            self.random = True  # an operator of higher order, whose graphs may draw
         return func(*args, **(kwargs or {}))
 
 
