@@ -160,8 +160,8 @@ def drawing_in_a_condition(world: int, name: str, new: New) -> list[Tensor]:
         return torch.ops.aten.rand_like.default(x)
 
     whole, w = gather(new(4, 6), world, name), new(6, 5)
-    first = torch.bernoulli((whole @ w).sigmoid())
-    return [first, whole @ torch.cond(w.sum() > 0, draw, draw, (w,))]
+    first = torch.cond(w.sum() > 0, draw, draw, (whole @ w,))
+    return [first, whole @ torch.rand_like(w)]
 
 
 @pytest.mark.parametrize(

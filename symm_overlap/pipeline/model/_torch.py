@@ -79,9 +79,11 @@ def as_in_eager_mode(args: Any, kwargs: Any) -> Iterator[None]:
     """
     mode = detect_fake_mode((args, kwargs))
     assert mode is not None
+    # torch's tracer replaces the call of modules. It would go on as if it were inside of a module that has raised.
     traced, nn.Module.__call__ = nn.Module.__call__, nn.Module._wrapped_call_impl  # type: ignore[method-assign]
     keys = torch._C._ForceDispatchKeyGuard(*_keys_of_a_new_thread())
     try:
+        # The compiler compiles nothing under a mode, and raises if it was asked for one graph.
         with keys, _disable_current_modes(), mode, torch.compiler.set_stance("force_eager"):
             yield
     finally:

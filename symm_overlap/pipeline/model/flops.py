@@ -37,6 +37,7 @@ def _flops(traced: Traced, node: fx.Node, skeleton: Skeleton) -> float:
     total = 0
     for call in traced.calls[node]:
         counter = FlopCounterMode(display=False, custom_mapping=_UNCOUNTED)
+        # Eager, since the compiler compiles nothing under a mode, and raises if it was asked for one graph.
         with skeleton.mode, counter, torch.compiler.set_stance("force_eager"):
             call.run([skeleton.fake(tensor) for tensor in call.inputs])
         total += counter.get_total_flops()
