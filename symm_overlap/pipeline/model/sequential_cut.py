@@ -134,8 +134,8 @@ def _versions(stage: StageModule, names: Sequence[str]) -> dict[str, int]:
 
 
 def _skeleton_of(model: nn.Module) -> nn.Module:
-    """Return a copy of a model without memory, so that a rank keeps only its own part; or the model if it contains what
-    cannot be copied, such as a lock."""
+    """Return a copy of a model without memory, so that a rank keeps only its own part; or the model if it cannot be
+    copied."""
     try:
         return Skeleton(model, torch.device("cpu")).model
     except (TypeError, RuntimeError, NotImplementedError):

@@ -6,21 +6,16 @@ hooks, another device) do not affect it.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
-from ._torch import FakeTensorMode, allow_operators, forbid_operators, tree_flatten
+from ._torch import FakeTensorMode, allow_operators, forbid_operators
 from .closures import rebind
 from .memory import sharing
-
-_NOT_COPIED = (dist.ProcessGroup, DeviceMesh)
+from .model_copy import copied
 
 _KEPT = (
     "a layer uses a tensor without values, which its code has kept since the model was traced, outside of its module, "
@@ -46,19 +41,9 @@ class Skeleton:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.modes: set[FakeTensorMode] = set()
         self.sharing = sharing(model)
-        # deepcopy does not copy what it finds in its memo: here the tensors, and objects that belong to the process.
-        memo: dict[int, Any] = {}
-        for tensor in [*model.parameters(), *model.buffers()]:
-            memo[id(tensor)] = self._fake_of(tensor, device)
-        for module in model.modules():
-            for value in tree_flatten(list(vars(module).values()))[0]:
-                if isinstance(value, _NOT_COPIED):
-                    memo[id(value)] = value
-                elif isinstance(value, Tensor) and not value.is_leaf:
-                    # Pruning computes it anew in each forward, and a model may keep results in a list.
-                    memo[id(value)] = value.detach().clone()
-        self.model: nn.Module = copy.deepcopy(model, memo)
-        rebind(self.model, memo)
+        fakes = {id(each): self._fake_of(each, device) for each in (*model.parameters(), *model.buffers())}
+        self.model, copies = copied(model, fakes)
+        rebind(self.model, copies)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

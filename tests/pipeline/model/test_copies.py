@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import prune
 
 from symm_overlap.pipeline.generators import generate
 from symm_overlap.pipeline.model import PipelineModel
@@ -62,31 +61,3 @@ def averaged(me: Rank) -> None:
 def test_stages_of_a_rank_that_share_a_parameter_are_averaged_together(ranks: Pool) -> None:
     """Their copies share it too. The later one cannot be copied without the earlier one."""
     ranks.run(2, averaged)
-
-
-def pruned(me: Rank) -> None:
-    """torch.nn.utils.prune computes a weight in each forward, and keeps it as a tensor that cannot be deep-copied."""
-    torch.manual_seed(0)
-    layers = [nn.Linear(4, 4) for _ in range(4)]
-    for layer in layers:
-        prune.l1_unstructured(layer, "weight", 0.5)
-    model = nn.Sequential(*layers).double()
-    whole = copy.deepcopy(model.state_dict())
-    pipe = PipelineModel(model, num_microbatches=2, loss=mean_square, group=me.group, layer_names="*")
-    x = torch.randn(4, 4, generator=torch.Generator().manual_seed(1)).double()
-    found = pipe.run_train(input=x, target=x)
-    y = x.clone()
-    weights = {name: value.requires_grad_(value.is_floating_point()) for name, value in whole.items()}
-    for layer in range(4):
-        weight = weights[f"{layer}.weight_orig"] * weights[f"{layer}.weight_mask"].detach()
-        y = nn.functional.linear(y, weight, weights[f"{layer}.bias"])
-    loss = (y - x).square().mean()
-    loss.backward()
-    if found is not None:
-        torch.testing.assert_close(found, loss.detach())
-    for name, parameter in pipe.named_parameters():
-        torch.testing.assert_close(parameter.grad, weights[name].grad)
-
-
-def test_a_pruned_model_is_copied_for_tracing(ranks: Pool) -> None:
-    ranks.run(2, pruned)

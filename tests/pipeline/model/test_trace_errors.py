@@ -102,6 +102,41 @@ def test_a_cache_cannot_pass_between_layers() -> None:
     Stages(model, {**batch, "use_cache": False}, (1, 1), layer_cls="GPT2Block")
 
 
+class Giving(nn.Module):
+    """A model that gives its layers a number which it has computed from a tensor, or a module."""
+
+    def __init__(self, gives: str) -> None:
+        super().__init__()
+        self.layers, self.gives = nn.ModuleList(GivenLayer() for _ in range(2)), gives
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = {"a bool": lambda: x.any().item(), "a float": lambda: x.sum().item(), "a module": nn.Tanh}[self.gives]()
+        for layer in self.layers:
+            x = layer(x, given)
+        return x
+
+
+class GivenLayer(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, given: object) -> Tensor:
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("gives", "error"),
+    [
+        ("a bool", r"is given a SymBool, .*pass the tensor"),
+        ("a float", r"is given a SymFloat, .*pass the tensor"),
+        ("a module", r"is given a Tanh, .*an attribute of the layer"),
+    ],
+)
+def test_a_number_of_a_tensor_or_a_module_cannot_pass_between_layers(gives: str, error: str) -> None:
+    with pytest.raises(TraceError, match=error):
+        Stages(Giving(gives).double(), {"x": reals(2, WIDTH)}, (1, 1))
+
+
 class Noting(nn.Module):
     """A model whose layers append to a list that they receive, or return an unknown object."""
 

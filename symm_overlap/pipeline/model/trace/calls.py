@@ -166,6 +166,16 @@ def _class(module: nn.Module) -> str:
     return type(module).__name__
 
 
+def _instead(given: Any) -> str:
+    """Say what to do about arguments that are neither tensors nor constants."""
+    leaves = tree_flatten(given)[0]
+    if any(isinstance(leaf, (torch.SymBool, torch.SymInt, torch.SymFloat)) for leaf in leaves):
+        return "The model takes it from a tensor (item()): pass the tensor, and use torch.where in place of `if`"
+    if any(isinstance(leaf, nn.Module) for leaf in leaves):
+        return "Make it an attribute of the layer instead"
+    return "Call the model such that it passes none (use_cache=False for the caches of Hugging Face)"
+
+
 def _set_class(module: nn.Module, kind: type[nn.Module]) -> None:
     object.__setattr__(module, "__class__", kind)  # its own __setattr__ may refuse
 
@@ -240,8 +250,7 @@ class Recorder:
         except TypeError as error:
             raise PassedError(
                 f"{name} ({_class(module)}) is given {error}, which is neither a tensor nor a constant: layers on "
-                "other ranks would have another one. Call the model such that it passes none (use_cache=False for the "
-                "caches of Hugging Face)"
+                f"other ranks would have another one. {_instead((args, kwargs))}"
             ) from None
         call = Call(name, module, kind, self._parameters, given, tensors, autocast_state(), recomputed)
         self.calls[number] = _calls[number] = call
