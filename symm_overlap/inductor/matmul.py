@@ -106,6 +106,11 @@ def column_biases(write: Writer, matmuls: Sequence[Matmul]) -> list[Node] | None
     return [write.call(aten.new_empty.default, one.right, [0]) if bias is None else bias for one, bias in each]
 
 
+def is_of_different_matrices(node: Node) -> bool:
+    """True for a product of batches of matrices, each with another one."""
+    return node.target in (aten.bmm.default, aten.baddbmm.default) and matmul_of(node) is None
+
+
 def why_no_matmul(node: Any) -> str:
     """Return why a matmul of torch cannot be replaced here; empty for every other node."""
     if not isinstance(node, Node):

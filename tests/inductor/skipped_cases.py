@@ -10,9 +10,14 @@ from tests.inductor.cases import New, c10d, gather, reduce, scatter, skipped
 from tests.inductor.cast_cases import half_product
 
 
-@skipped("no matmul uses the gathered tensor", candidate=False)
+@skipped("each matrix of a batch is multiplied by another one", candidate=False)
 def gather_for_a_batch_of_matrices(world: int, name: str, new: New) -> Any:
     return torch.bmm(gather(new(2, 4, 6), world, name), new(2 * world, 6, 5))
+
+
+@skipped("each matrix of a batch is multiplied by another one", candidate=False)
+def a_batch_of_products_is_scattered(world: int, name: str, new: New) -> Any:
+    return scatter(torch.bmm(new(2 * world, 4, 6), new(2 * world, 6, 5)), world, name)
 
 
 @skipped("the gathered tensor is trimmed, padded or put into another order before it is multiplied")
@@ -82,23 +87,12 @@ def a_sum_without_elements(world: int, name: str, new: New) -> Any:
     return reduce((new(0, 3) @ new(3, 6)).view(3, 0, 2) + (new(0, 5) @ new(5, 6)).view(3, 0, 2), name)
 
 
-@skipped("a rank's part is not a block of rows or of columns")
-def scattered_after_a_transposition(world: int, name: str, new: New) -> Any:
-    return scatter((new(6, 4) @ new(4, 2 * world)).t().contiguous(), world, name)
-
-
-@skipped("a rank's part is not a block of rows or of columns")
-def the_rank_s_part_is_cut_out_of_rows_and_columns(world: int, name: str, new: New) -> Any:
-    product = new(2 * world, 4) @ new(4, 6)
-    return scatter(product.view(2, world, 6).permute(1, 2, 0).reshape(world, 12), world, name)
-
-
 @skipped("the reduction is 'max'")
 def the_largest_of_all_ranks(world: int, name: str, new: New) -> Any:
     return scatter(new(4 * world, 6) @ new(6, 5), world, name, "max")
 
 
-@skipped("scattered along different dimensions")
+@skipped("scattered along different dimensions, or in other orders")
 def terms_in_different_arrangements(world: int, name: str, new: New) -> Any:
     rows = torch.cat((new(2 * world, 3) @ new(3, 4)).view(2, world, 4).split(1, 1))
     return scatter(rows.view(2 * world, 4) + new(2 * world, 3) @ new(3, 4), world, name)
@@ -151,11 +145,6 @@ def a_product_of_an_op_of_this_package(world: int, name: str, new: New) -> Any:
 @skipped("not a whole product of a matmul", candidate=False)
 def products_side_by_side(world: int, name: str, new: New) -> Any:
     return scatter(torch.cat([new(2 * world, 4) @ new(4, 5), new(2 * world, 4) @ new(4, 5)]), world, name)
-
-
-@skipped("put into another order before they are reduced")
-def reduced_after_a_transposition(world: int, name: str, new: New) -> Any:
-    return reduce((new(6, 4) @ new(4, 5)).t(), name)
 
 
 @skipped("without a wait", candidate=False)
@@ -244,3 +233,20 @@ def gathered_for_a_weighted_sum(world: int, name: str, new: New) -> Any:
 @skipped("addmm and baddbmm with other factors than 1", candidate=True)
 def a_weighted_sum_is_reduced(world: int, name: str, new: New) -> Any:
     return reduce(torch.addmm(new(5), new(4, 6), new(6, 5), alpha=0.5), name)
+
+
+@skipped("have their elements in different orders")
+def terms_in_different_orders(world: int, name: str, new: New) -> Any:
+    return reduce((new(6, 4) @ new(4, 6)).t() + new(6, 4) @ new(4, 6), name)
+
+
+@skipped("a rank's part is not a block of rows or of columns")
+def the_rank_s_part_is_every_other_column(world: int, name: str, new: New) -> Any:
+    product = new(3, 4) @ new(4, 2 * world)
+    return scatter(product.view(3, 2, world).permute(2, 0, 1).contiguous(), world, name)
+
+
+@skipped("scattered along different dimensions, or in other orders")
+def another_tensor_in_the_order_of_the_collective(world: int, name: str, new: New) -> Any:
+    product = (new(3 * 2 * world, 4) @ new(4, 6)).view(3, 2 * world, 6)
+    return scatter(product.transpose(0, 1) + new(2 * world, 3, 6), world, name)

@@ -45,6 +45,14 @@ def scatter_the_sequence(x: Tensor, w: Tensor, group: str) -> Tensor:
     return reduce_scatter_tensor(x @ w, "sum", 1, group)
 
 
+def scatter_sequence_first(x: Tensor, w: Tensor, group: str) -> Tensor:
+    return reduce_scatter_tensor((x @ w).transpose(0, 1).contiguous(), "sum", 0, group)
+
+
+def sum_sequence_first(x: Tensor, w: Tensor, group: str) -> Tensor:
+    return all_reduce((x @ w).transpose(0, 1).contiguous(), "sum", group)
+
+
 def scatter_and_gather_the_sequence(x: Tensor, w: Tensor, group: str) -> Tensor:
     part = reduce_scatter_tensor(x @ w, "sum", 1, group)
     return all_gather_tensor_autograd(part.relu(), 1, group) @ w.t()
@@ -84,6 +92,8 @@ PROGRAMS: list[tuple[Program, int, tuple[int, ...], list[int], int]] = [
     (scatter_rows, 2, (8, K), [0], 1),
     (scatter_rows, 4, (16, 3, K), [0, 1], 1),
     (scatter_the_sequence, 4, (3, 16, K), [1], 1),
+    (scatter_sequence_first, 2, (3, 8, K), [0, 1], 1),
+    (sum_sequence_first, 2, (3, 7, K), [0, 1], 1),
     (scatter_and_gather_the_sequence, 2, (3, 8, K), [0, 1], 2),
     (scatter_an_einsum, 2, (3, 8, K), [0, 1], 1),
     (gather_twice, 2, (4, 6, K), [0, 1], 2),

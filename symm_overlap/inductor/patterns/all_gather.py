@@ -20,7 +20,7 @@ from .._torch import known
 from ..arrangement import settled
 from ..choices import Choices
 from ..graph import aten, same_memory, value
-from ..matmul import Matmul, column_biases, matmul_of, why_no_matmul
+from ..matmul import Matmul, column_biases, is_of_different_matrices, matmul_of, why_no_matmul
 from ..moved import of_parts
 from ..writer import Writer
 from .cast_first import why_not_first
@@ -133,6 +133,8 @@ class AllGather:
             reason = reason or why_trimmed_after(self.graph, gathered)
             self.candidate = bool(reason)
             why = "no matmul uses the gathered tensor on its left, or as the gradient of a weight does"
+            if any(is_of_different_matrices(user) for node in gathered.nodes for user in node.users):
+                why = "each matrix of a batch is multiplied by another one"
             raise SkipError(reason or why)
         require_unwritten([gathered.shard, *gathered.involved])
         require_unwritten(node for use in self.uses for node in (*_inputs(use), use.matmul.node))

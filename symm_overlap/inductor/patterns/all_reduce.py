@@ -1,9 +1,8 @@
 """Match ``all_reduce(sum of (A @ B [+ bias]).view(...), "sum" or "avg", group)``.
 
 A single product that nothing else uses, and a sum of such products and other tensors, have ops of their own. Any other
-sum (of scaled matmuls, of products that are cast, of products that something else uses too, or of terms whose elements
-are in another order) is first scattered as in `reduce_scatter`, and then the parts are gathered. An all-reduce moves as
-many bytes, or more if products are cast.
+sum (of scaled matmuls, of products that are cast, or of products that something else uses too) is first scattered as in
+`reduce_scatter`, and then the parts are gathered. An all-reduce moves as many bytes, or more if products are cast.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from ..graph import aten, value
 from ..matmul import Matmul, column_biases
 from ..moved import of_all_reduce
 from ..writer import Writer
+from .order import Order
 from .pattern import SkipError, arranged, c10d, choice_of, give_way, path_of, require_unwritten, results, writing
 from .reduce_scatter import ReduceScatter, addend_of
 from .terms import Product, Terms
@@ -48,45 +48,42 @@ class AllReduce:
         if not self.candidate:
             self.candidate = bool(self.terms.unknown)
         self.terms.require_products(reduce_op)
-        term, *others = self.terms
         old = results(self.node)
-        if others or not isinstance(term, Product) or self._why_in_two:
-            try:
-                self._require_in_order()
-            except SkipError as why:
-                try:
-                    return self._in_two(old)
-                except SkipError as neither:
-                    raise (neither if self._why_in_two else why) from None
-            return self._sum_in_one(old)
-        self._require_in_order()
-        self._in_one(old, term.matmul)
+        if self._needs_two:
+            return self._in_two(old)
+        order, (term, *others) = self._order(), self.terms
+        if others or not isinstance(term, Product):
+            return self._sum_in_one(old, order)
+        self._in_one(old, term.matmul, order)
         return 1
 
     @property
-    def _why_in_two(self) -> str:
-        """Why no single op computes and reduces the sum, however its elements lie; empty if there is none."""
-        terms = self.terms
-        if terms.total is not None or any(product.shared for product in terms.products):
-            return "a product or the sum is used elsewhere too"
-        if terms.out_dtype or any(product.cast for product in terms.products):
-            return "a product is cast before it is reduced"
-        return "a scaled product is reduced" if any(product.matmul.scaled for product in terms.products) else ""
+    def _needs_two(self) -> bool:
+        """True if no single op computes and reduces the sum."""
+        terms, products = self.terms, self.terms.products
+        other = any(product.shared or product.cast or product.matmul.scaled for product in products)
+        return other or terms.total is not None or terms.out_dtype is not None
 
-    def _require_in_order(self) -> None:
-        """Raise SkipError unless one op computes the sum, with its elements in their order, and reduces it."""
-        if self._why_in_two:
-            raise SkipError(self._why_in_two)
+    def _order(self) -> Order:
+        """Return the order in which the elements of the sum are reduced.
+
+        Raises:
+            SkipError: the terms cannot be added as they lie.
+        """
         widths = [value(product.matmul.right).shape[1] for product in self.terms.products]
         if not all(known(width == widths[0]) for width in widths):
             raise SkipError("the products that are added have different numbers of columns, as far as is known")
+        orders: list[Order] = []
         for term in self.terms:
             require_unwritten([*term.inputs, term.node, *term.path])
             start = of_shape(value(term.node).shape)
-            if atoms_of(arranged(start, term.path)) != atoms_of(start):
-                raise SkipError("the product's elements are put into another order before they are reduced")
+            reduced = atoms_of(arranged(start, term.path))
+            orders.append(Order.between(atoms_of(start), reduced))
+            if not orders[0].same(orders[-1]):
+                raise SkipError("the tensors that are added have their elements in different orders")
+        return orders[0]
 
-    def _in_one(self, old: list[Node], matmul: Matmul) -> None:
+    def _in_one(self, old: list[Node], matmul: Matmul, order: Order) -> None:
         reduce_op, group = self.node.args[1], str(self.node.args[2])
         (*rows, k), n = value(matmul.left).shape, value(matmul.right).shape[1]
         like, m = value(matmul.left), prod(rows)
@@ -100,11 +97,11 @@ class AllReduce:
                 # It is reduced by itself, because every rank may have a different bias.
                 moved = self._with_bias(moved, value(bias), group)
                 output = write.call(aten.add.Tensor, output, write.op("all_reduce", bias, reduce_op, group))
-            output = write.like(output, self.node)
+            output = write.like(order.of(write, output), self.node)
         give_way(self.graph, old, output)
         self.moved = moved
 
-    def _sum_in_one(self, old: list[Node]) -> int:
+    def _sum_in_one(self, old: list[Node], order: Order) -> int:
         reduce_op, group = self.node.args[1], str(self.node.args[2])
         products = [product.matmul for product in self.terms.products]
         like, n = value(products[0].left), value(products[0].right).shape[1]
@@ -117,7 +114,7 @@ class AllReduce:
             addend = addend_of(write, self.terms, [m])
             more = [] if (biases := column_biases(write, products)) is None else [biases]
             output = write.op("fused_matmuls_all_reduce", lefts, rights, addend, reduce_op, group, *more)
-            output = write.like(output, self.node)
+            output = write.like(order.of(write, output), self.node)
         give_way(self.graph, old, output)
         self.moved = of_all_reduce(m, n, like.element_size(), self.world, choice)
         return len(products)
@@ -131,8 +128,8 @@ class AllReduce:
 
     def check(self) -> None:
         """Raise SkipError if no ops compute and reduce this sum."""
-        with suppress(SkipError):
-            self._require_in_order()
+        if not self._needs_two:
+            self._order()
             return
         whole = self.node.args[0]
         assert isinstance(whole, Node)
@@ -152,9 +149,8 @@ class AllReduce:
     @property
     def _uneven(self) -> str:
         return (
-            "a scaled product, a product that is cast or used elsewhere too, and a sum of terms whose elements are in "
-            "another order can be fused only if the ranks can share the rows evenly, and "
-            f"{self.world} ranks cannot, as far as is known"
+            "a scaled product, or one that is cast or used elsewhere too, can be fused only if the ranks can share the "
+            f"rows evenly, and {self.world} ranks cannot, as far as is known"
         )
 
     def _in_two(self, old: list[Node]) -> int:

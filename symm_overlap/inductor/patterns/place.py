@@ -10,6 +10,7 @@ from torch.fx import Node
 from .._torch import known
 from ..arrangement import Dimension, Size, atoms_of, of_shape, settled, size_of, take
 from ..graph import value
+from .order import Order
 from .pattern import SkipError, arranged
 
 
@@ -20,15 +21,18 @@ class Place:
     Attributes:
         before, after: the number of rows before and after it; with ``last``, the number of rows and of columns.
         last: whether ranks get blocks of columns instead of rows.
+        order: the order of the elements of a rank's part.
     """
 
     before: Size
     after: Size
     last: bool
+    order: Order
 
     def same(self, other: Place) -> bool:
         """True if the two places are known to be equal."""
-        return self.last == other.last and known(self.before == other.before) and known(self.after == other.after)
+        sizes = (self.before, other.before), (self.after, other.after)
+        return self.last == other.last and self.order.same(other.order) and all(known(a == b) for a, b in sizes)
 
 
 def lies_at(place: Place, node: Node, path: Sequence[Node], world: int) -> bool:
@@ -54,19 +58,16 @@ def place_in(node: Node, path: Sequence[Node], world: int) -> Place:
     *lead, columns = settled(start)
     rows = tuple(atom for dimension in lead for atom in dimension)
     ranks = settled((ranks,))[0]
-    if atoms_of((tuple(first), *arrangement[1:])) == atoms_of((_without(rows, ranks), columns)):
-        at = _index(rows, ranks)
-        if at is not None:
-            return Place(size_of(rows[:at]), size_of(rows[at + len(ranks) :]), False)
-    if columns[: len(ranks)] == ranks and atoms_of((tuple(first), *arrangement[1:])) == [*rows, *columns[len(ranks) :]]:
-        return Place(size_of(rows), size_of(columns[len(ranks) :]), True)
+    part = atoms_of((tuple(first), *arrangement[1:]))
+    if (at := _index(rows, ranks)) is not None:
+        before, after = rows[:at], rows[at + len(ranks) :]
+        return Place(size_of(before), size_of(after), False, Order.between([*before, *after, *columns], part))
+    if columns[: len(ranks)] == ranks:
+        after = columns[len(ranks) :]
+        return Place(size_of(rows), size_of(after), True, Order.between([*rows, *after], part))
     raise SkipError("a rank's part is not a block of rows or of columns of the product")
 
 
 def _index(atoms: Dimension, part: Dimension) -> int | None:
     """Return the index at which ``part`` begins in ``atoms``, or None."""
     return next((at for at in range(len(atoms)) if atoms[at : at + len(part)] == part), None)
-
-
-def _without(atoms: Dimension, part: Dimension) -> Dimension:
-    return tuple(atom for atom in atoms if atom not in part)

@@ -1,8 +1,8 @@
 """Match ``reduce_scatter(sum of A @ B, "sum" or "avg", dim, group)``.
 
-The sum may have any number of matmuls, each with or without a bias, and other tensors. Each term may be viewed in any
-way, and the sum may be scattered along any dimension, as long as every rank gets whole rows, or whole columns, of the
-products. Products in half precision, or their sum, may be cast to float32 on the way, as autocast does.
+The sum may have any number of matmuls, each with or without a bias, and other tensors. Each term may be viewed and
+permuted in any way, and the sum may be scattered along any dimension, as long as every rank gets whole rows, or whole
+columns, of the products. Products in half precision, or their sum, may be cast to float32 on the way, as autocast does.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ..graph import aten, value
 from ..matmul import Matmul, column_biases
 from ..moved import of_parts
 from ..writer import Writer
+from .order import Order
 from .pattern import (
     SkipError,
     c10d,
@@ -136,9 +137,11 @@ class ReduceScatter:
             given = {name: dtype for name, dtype in dtypes.items() if dtype is not None}
             biases = column_biases(write, products)
             more = [] if biases is None else [biases]
-            return self._written_as(write, "fused_matmuls_reduce_scatter", lefts, rights, *common, *more, **given)
+            op = "fused_matmuls_reduce_scatter"
+            return self._written_as(write, place.order, op, lefts, rights, *common, *more, **given)
         return self._written_as(
             write,
+            place.order,
             "fused_scaled_matmuls_reduce_scatter",
             *(lefts, rights, [_scales_of_rows(write, each.left, rows) for each in scaled]),
             [each.right for each in scaled],
@@ -149,16 +152,18 @@ class ReduceScatter:
             [each.fast for each in scaled],
         )
 
-    def _written_as(self, write: Writer, op: str, *arguments: Any, **dtypes: torch.dtype) -> dict[Node, Node]:
+    def _written_as(
+        self, write: Writer, order: Order, op: str, *arguments: Any, **dtypes: torch.dtype
+    ) -> dict[Node, Node]:
         """Write the op. If a product or the sum is used elsewhere, write the op that also returns these."""
         if not self._kept:
-            return {self.node: write.like(write.op(op, *arguments, **dtypes), self.node)}
+            return {self.node: write.like(order.of(write, write.op(op, *arguments, **dtypes)), self.node)}
         products, total = self.terms.products, self.terms.total
         if total is None and len(self.terms) == 1 and products[0].matmul.other_bias is not None:
             total = products[0]  # the product with its bias is the sum
         kept = {term.node: index for index, term in enumerate(products) if term.shared and term is not total}
         made = write.op(f"{op}_keep", *arguments, keep=list(kept.values()), keep_sum=total is not None)
-        new = {self.node: write.like(write.call(operator.getitem, made, 0), self.node)}
+        new = {self.node: write.like(order.of(write, write.call(operator.getitem, made, 0)), self.node)}
         whole = write.call(operator.getitem, made, 1)
         for number, (node, index) in enumerate(kept.items()):
             product = write.like(write.call(operator.getitem, whole, number), node)

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from ..graph import aten, step_of, value
-from ..matmul import Matmul, matmul_of, why_no_matmul
+from ..matmul import Matmul, is_of_different_matrices, matmul_of, why_no_matmul
 from .casts import has_product, is_widening, why_cast
 from .pattern import SkipError, ancestors
 from .place import Place, lies_at, place_in
@@ -142,7 +142,8 @@ class Terms:
         scaled = any(has_product(term.node, _SCALINGS) and not has_product(term.node, ()) for term in self)
         if not self.unknown and scaled:
             return "a product is multiplied or divided by something before it is reduced"
-        return self.unknown or NO_PRODUCT
+        batches = any(is_of_different_matrices(term.node) for term in self)
+        return self.unknown or ("each matrix of a batch is multiplied by another one" if batches else NO_PRODUCT)
 
     @property
     def inputs(self) -> list[Node]:
@@ -222,7 +223,9 @@ class Terms:
             if (term.shared or term.cast) is not None and not lies_at(place, term.node, term.path, world):
                 self.all[number] = term = term.computed_before
             if not place_in(term.node, term.path, world).same(place):
-                raise SkipError("the tensors that are added are scattered along different dimensions")
+                raise SkipError(
+                    "the tensors that are added are scattered along different dimensions, or in other orders"
+                )
         self._settle_casts()
         if self.total is not None and not lies_at(place, self.total.node, self.total.path, world):
             raise SkipError("the sum is used elsewhere too, in another arrangement than its terms")
