@@ -11,10 +11,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from torch import Tensor, fx
 
+from .begins import Begins, at_layers
 from .copies import Copies
 from .identities import Identities
 from .trace.calls import Call
@@ -57,34 +57,36 @@ class Part:
         return tuple(dict.fromkeys(call.name for calls in self.calls.values() for call in calls))
 
 
-def cut(traced: Traced, sizes: Sequence[int], outputs: Sequence[int] | None = None) -> list[Part]:
+def cut(
+    traced: Traced, sizes: Sequence[int], outputs: Sequence[int] | None = None, begins: Begins | None = None
+) -> list[Part]:
     """Return the parts of all stages.
 
     Args:
         sizes: how many calls of layers each stage has.
         outputs: the indices of the tensors, among those that the model returns, that the last stage returns; by default
             all.
+        begins: where the stages begin; by default each at its first layer.
 
     Raises:
         TraceError: a value cannot pass between stages.
     """
-    return _Cut(traced, sizes, outputs).parts()
+    return _Cut(traced, len(sizes), at_layers(traced, sizes) if begins is None else begins, outputs).parts()
 
 
 class _Cut:
-    def __init__(self, traced: Traced, sizes: Sequence[int], outputs: Sequence[int] | None) -> None:
-        self._traced, self._stages = traced, len(sizes)
+    def __init__(self, traced: Traced, stages: int, begins: Begins, outputs: Sequence[int] | None) -> None:
+        self._traced, self._stages = traced, stages
         self._identities = Identities(traced)
         self._copies = copies = Copies(traced)
         nodes = list(traced.graph.nodes)
         self._nodes = nodes[:-1]
         (returned,) = nodes[-1].args
         self._outputs = list(returned) if outputs is None else [returned[index] for index in outputs]
-        firsts = {traced.layers[start] for start in accumulate(sizes[:-1])}
         self._stage_of: dict[fx.Node, int] = {}
         stage = 0
         for node in self._nodes:
-            stage += node in firsts
+            stage = begins.get(node, stage)
             if node not in copies.free and node.op != "get_attr":
                 of_parts = node.target is operator.getitem and node.args[0] in self._stage_of
                 self._stage_of[node] = self._stage_of[node.args[0]] if of_parts else stage

@@ -13,6 +13,7 @@ from ..schedule import Schedule
 from ._torch import tree_flatten
 from .agreement import LAYERS, SIZES, VALUES
 from .batch import Entries
+from .begins import Begins, stages_of_fewer, where_modules_are
 from .cut import Part, cut
 from .layers import is_inside, whole_modules
 from .sizes import Costs, Partition, layer_costs, sizes_of
@@ -96,8 +97,8 @@ class TracedCut:
         """What must be the same on all ranks, after the first trace."""
         return {SIZES: self.sizes, LAYERS: ", ".join(self._order), VALUES: self.passed}
 
-    def _parts(self, traced: Traced, outputs: Sequence[int] | None = None) -> list[Part]:
-        parts = cut(traced, self.sizes, outputs)
+    def _parts(self, traced: Traced, outputs: Sequence[int] | None = None, begins: Begins | None = None) -> list[Part]:
+        parts = cut(traced, self.sizes, outputs, begins)
         self.passed = " ".join(part.returned for part in parts[:-1])
         return parts
 
@@ -118,19 +119,14 @@ class TracedCut:
             wanted: what they run for.
 
         Raises:
-            TraceError, ValueError: the model cannot be traced, or calls other layers or modules than with the first
-                batch.
+            TraceError, ValueError: the model cannot be traced, or calls layers or modules that it did not call with the
+                first batch, or in another order.
         """
         with self._skeleton.in_use():
             traced = self._trace(inputs, tensors, wanted.gradients)
-            if _layers_of(traced) != self._order:
-                raise ValueError(
-                    f"with this batch the model calls the layers {', '.join(_layers_of(traced))}; with the first batch "
-                    f"it called {', '.join(self._order)}. The stages are cut for the first batch: use another "
-                    "PipelineModel"
-                )
+            begins = None if _layers_of(traced) == self._order else self._begins(traced)
             outputs = [_index_of_loss(traced)] if wanted.loss_alone else None
-        parts = self._parts(traced, outputs)
+        parts = self._parts(traced, outputs, begins)
         self._require_names(parts)
         found: dict[int, Maker] = {}
         for index, stage in stages.items():
@@ -143,6 +139,22 @@ class TracedCut:
             else:
                 found[index] = _maker(part, partial(_last, returned=traced.returned, finish=wanted.finish))
         return found
+
+    def _begins(self, traced: Traced) -> Begins:
+        """Return where the stages begin if the model calls fewer layers than with the first batch.
+
+        Raises:
+            ValueError: it calls other layers.
+        """
+        order = _layers_of(traced)
+        stages = stages_of_fewer(order, self._order, self.sizes)
+        if stages is None:
+            raise ValueError(
+                f"with this batch the model calls the layers {', '.join(order)}; with the first batch it called "
+                f"{', '.join(self._order)}. The stages are cut for the first batch: call build() first, with a batch "
+                "for which the model calls all layers, and in that mode (train() or eval())"
+            )
+        return where_modules_are(traced, stages, self._names)
 
     def _trace(self, inputs: Entries, tensors: Tensors, gradients: bool) -> Traced:
         given = {name: tensors[name] for name in inputs.names}
