@@ -42,7 +42,7 @@ class SequenceParallel(parallel.SequenceParallel):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         require_mesh(device_mesh, "SequenceParallel")
         own = [name for name, _ in module.named_parameters(recurse=False)]
-        if not own or len(own) < len(list(module.parameters())):
+        if not own or len(own) < len(list(module.parameters())) or _computes(module, own):
             return super()._apply(module, device_mesh)
         for name in own:
             distribute(module, name, device_mesh, Replicate(), self.src_data_rank)
@@ -50,6 +50,12 @@ class SequenceParallel(parallel.SequenceParallel):
         sequence = SequenceLayout(device_mesh, group_name(device_mesh), layout, self.use_local_output, tuple(own))
         override(module, _forward, sequence_layout=sequence, forward_of_shard=module.forward)
         return module
+
+
+def _computes(module: nn.Module, own: list[str]) -> bool:
+    """True if a hook computes a tensor of the module, such as ``weight`` from ``weight_orig`` (pruning)."""
+    computed = [name for name, value in vars(module).items() if isinstance(value, Tensor)]
+    return any(name.startswith(f"{each}_") for each in computed for name in own)
 
 
 @dataclass(frozen=True, eq=False)

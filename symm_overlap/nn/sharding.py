@@ -66,14 +66,19 @@ def distribute(module: nn.Module, name: str, mesh: DeviceMesh, placement: Placem
     A parameter that several modules share stays one parameter.
 
     Raises:
-        ValueError: the parameter is a DTensor already, or it is parametrized, or another module that shares it has
-            sharded it differently.
+        ValueError: the parameter is a DTensor already, or it is parametrized, or a hook computes it, or another module
+            that shares it has sharded it differently.
     """
     if is_parametrized(module, name):
         raise ValueError(
             f"{name} of {type(module).__name__} is parametrized already: apply the style first, and parametrize it then"
         )
     parameter: nn.Parameter = getattr(module, name)
+    if name not in module._parameters:
+        raise ValueError(
+            f"{name} of {type(module).__name__} is computed by a hook before each call (pruning, weight_norm or the "
+            "like): apply the style first, or make it a parameter again (prune.remove, remove_weight_norm)"
+        )
     if isinstance(parameter, DTensor):
         raise ValueError(f"{name} of {type(module).__name__} is a DTensor already: apply one style to a module")
     shard = distributed(parameter.data, mesh, placement, src_data_rank)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrize, prune
 
 from symm_overlap.nn import (
     ColumnParallelLinear,
@@ -85,6 +85,10 @@ def layers(me: Rank) -> None:
     for style in (ColwiseParallel(), RowwiseParallel()):
         with pytest.raises(ValueError, match="weight of ParametrizedLinear is parametrized already: apply the style"):
             parallelize_module(parametrized, mesh, style)
+    for computed in (prune.identity(nn.Linear(4, 4), "weight"), nn.utils.weight_norm(nn.Linear(4, 4))):
+        for style in (ColwiseParallel(), RowwiseParallel()):
+            with pytest.raises(ValueError, match=r"weight of Linear is computed by a hook before each call .*remove"):
+                parallelize_module(computed, mesh, style)
     with pytest.raises(ValueError, match="several outputs of one weight must have one size"):
         ColumnParallelLinear(4, [4, 2], mesh=mesh)
     with pytest.raises(ValueError, match="several inputs of one weight must have one size"):

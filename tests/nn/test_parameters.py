@@ -154,6 +154,32 @@ def computed_with_each_call(me: Rank) -> None:
     assert [count.calls for count in counts] == [2, 2]
 
 
+def pruned_before(me: Rank) -> None:
+    """torch's own style makes DTensors of the mask too."""
+    torch.manual_seed(0)
+    whole = nn.LayerNorm(WIDTH).double()
+    nn.init.normal_(whole.weight)
+    pruned(whole, "weight")
+    model = nn.LayerNorm(WIDTH).double()
+    pruned(model, "weight")
+    model.load_state_dict(whole.state_dict())
+    parallelize_module(model, mesh_of(me), SequenceParallel(use_local_output=True))
+    x = values((2, 2 * me.world, WIDTH))
+    expected, found = whole(x), model(part(me, x, Shard(1)))
+    torch.testing.assert_close(found, part(me, expected, Shard(1)), **EXACT)
+    expected.square().sum().backward()
+    found.square().sum().backward()
+    for name, parameter in model.named_parameters():
+        grad = parameter.grad
+        torch.testing.assert_close(
+            grad.full_tensor() if isinstance(grad, DTensor) else grad, whole.get_parameter(name).grad, **EXACT
+        )
+
+
+def test_a_norm_that_was_pruned_before_the_style(ranks: Pool) -> None:
+    ranks.run(2, pruned_before)
+
+
 def test_parameters_that_are_computed_with_each_call(ranks: Pool) -> None:
     for world in (1, 2):
         ranks.run(world, computed_with_each_call)

@@ -13,7 +13,7 @@ from ..schedule import Schedule
 from ._torch import tree_flatten
 from .agreement import LAYERS, SIZES, VALUES
 from .batch import Entries
-from .begins import Begins, stages_of_fewer, where_modules_are
+from .begins import Begins, where_modules_are
 from .cut import Part, cut
 from .layers import is_inside, whole_modules
 from .sizes import Costs, Partition, layer_costs, sizes_of
@@ -119,12 +119,12 @@ class TracedCut:
             wanted: what they run for.
 
         Raises:
-            TraceError, ValueError: the model cannot be traced, or calls layers or modules that it did not call with the
-                first batch, or in another order.
+            TraceError, ValueError: the model cannot be traced, or a stage would have to call modules that it does not
+                have.
         """
         with self._skeleton.in_use():
             traced = self._trace(inputs, tensors, wanted.gradients)
-            begins = None if _layers_of(traced) == self._order else self._begins(traced)
+            begins = None if _layers_of(traced) == self._order else where_modules_are(traced, self._names)
             outputs = [_index_of_loss(traced)] if wanted.loss_alone else None
         parts = self._parts(traced, outputs, begins)
         self._require_names(parts)
@@ -139,22 +139,6 @@ class TracedCut:
             else:
                 found[index] = _maker(part, partial(_last, returned=traced.returned, finish=wanted.finish))
         return found
-
-    def _begins(self, traced: Traced) -> Begins:
-        """Return where the stages begin if the model calls fewer layers than with the first batch.
-
-        Raises:
-            ValueError: it calls other layers.
-        """
-        order = _layers_of(traced)
-        stages = stages_of_fewer(order, self._order, self.sizes)
-        if stages is None:
-            raise ValueError(
-                f"with this batch the model calls the layers {', '.join(order)}; with the first batch it called "
-                f"{', '.join(self._order)}. The stages are cut for the first batch: call build() first, with a batch "
-                "for which the model calls all layers, and in that mode (train() or eval())"
-            )
-        return where_modules_are(traced, stages, self._names)
 
     def _trace(self, inputs: Entries, tensors: Tensors, gradients: bool) -> Traced:
         given = {name: tensors[name] for name in inputs.names}
@@ -178,7 +162,8 @@ class TracedCut:
                     continue
                 raise ValueError(
                     f"with this batch the model calls {name} in a stage that does not have it: with the first batch, "
-                    "nothing in that stage needed it. Pass build() a batch with which all modules are called"
+                    "nothing in that stage needed it. Pass build() a batch with which all modules are called, and call "
+                    "it in the mode, train() or eval(), in which they are"
                 )
 
 

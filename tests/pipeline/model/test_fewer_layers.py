@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from symm_overlap.pipeline.model import PipelineModel
-from symm_overlap.pipeline.model.begins import stages_of_fewer
 from tests.pipeline.model.models import WIDTH, mean_square, reals
 from tests.pipeline.model.reference import EXACT, same_gradients, whole_step
 from tests.ranks import Pool, Rank
@@ -76,7 +75,7 @@ def built_for_fewer(me: Rank) -> None:
     pipe, _ = made(me, [0, 2], "1F1B")
     batch = {"x": reals(4, WIDTH), "target": reals(4, WIDTH, seed=1)}
     pipe.eval().build(**batch)
-    with pytest.raises(ValueError, match=r"it called layers\.0, layers\.2\. .* call build\(\) first, with a batch"):
+    with pytest.raises(ValueError, match=r"calls layers\.\d in a stage that does not have it.* in the mode, train\(\)"):
         pipe.train().run_train(**batch)
     pipe.eval()
     pipe.run_train(**batch)
@@ -84,13 +83,3 @@ def built_for_fewer(me: Rank) -> None:
 
 def test_an_error_says_to_build_for_all_layers(ranks: Pool) -> None:
     ranks.run(2, built_for_fewer)
-
-
-def test_the_stages_of_fewer_calls() -> None:
-    calls, sizes = ["a", "b", "a", "c"], [1, 0, 2, 1]
-    assert stages_of_fewer(calls, calls, sizes) == [0, 2, 2, 3]
-    assert stages_of_fewer(["b", "a"], calls, sizes) == [2, 2]
-    assert stages_of_fewer(["a", "c"], calls, sizes) == [0, 3]
-    assert stages_of_fewer([], calls, sizes) == []
-    for other in (["c", "a"], ["a", "a", "a"], ["d"]):
-        assert stages_of_fewer(other, calls, sizes) is None
