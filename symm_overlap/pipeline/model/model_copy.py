@@ -33,6 +33,7 @@ def copied(model: nn.Module, others: Mapping[int, Any]) -> tuple[nn.Module, dict
     """
     known = {**others, **{id(value): _instead_of(value) for value in _without_copies(model)}}
     most = len(known) + _MOST
+    alive: list[Any] = []  # another object must not get the `id` of one that is known
     while True:
         memo = dict(known)  # deepcopy does not copy what it finds in its memo
         try:
@@ -46,6 +47,7 @@ def copied(model: nn.Module, others: Mapping[int, Any]) -> tuple[nn.Module, dict
                     f"{where} cannot be copied, which tracing needs ({type(error).__name__}: {error}). Cut without "
                     "tracing (trace=False)"
                 ) from error
+            alive.append(value)
             known[id(value)] = _instead_of(value)
 
 

@@ -29,15 +29,18 @@ class Skipping(nn.Module):
         self.first, self.layers = nn.Linear(WIDTH, WIDTH), nn.ModuleList(Layer(WIDTH, WIDTH) for _ in range(6))
         self.scale = nn.Parameter(torch.linspace(1.0, 1.5, WIDTH))
         self.norm, self.head, self.called = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), called
+        self.bounded = nn.Tanh()  # any stage may call it
 
     def forward(self, x: Tensor) -> Tensor:
         x, heads = self.first(x) * self.scale, []
+        if not self.training:
+            x = self.bounded(x)
         for index, layer in enumerate(self.layers):
             if self.training or index in (range(3) if self.called is None else self.called):
                 x = layer(x)
                 if self.called is None and index > 1:
                     heads.append(self.head(self.norm(x)))
-        return torch.stack(heads).sum(0) if heads else self.head(self.norm(x * self.scale))
+        return self.bounded(torch.stack(heads).sum(0) if heads else self.head(self.norm(x * self.scale)))
 
 
 def made(me: Rank, called: Sequence[int] | None, schedule: str) -> tuple[PipelineModel, nn.Module]:

@@ -246,7 +246,8 @@ class _Copy:
             if call.name in self._layers:
                 raise TraceError(
                     f"the model calls layer {call.name} under torch.no_grad(), autocast or a reentrant checkpoint, "
-                    "where it cannot be cut: move that into the layer, or cut without tracing (trace=False)"
+                    "where it cannot be cut: move that into the layer, choose other layers with layer_names (a frozen "
+                    "part need not be cut), or cut without tracing (trace=False)"
                 )
         return found
 
