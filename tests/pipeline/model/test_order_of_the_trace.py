@@ -31,6 +31,7 @@ from tests.pipeline.model.ordered import (
     piped,
     trained,
 )
+from tests.quick import one_in
 from tests.ranks import Pool, Rank
 
 
@@ -39,7 +40,7 @@ def trains(me: Rank, how: str, together: bool) -> None:
     trained(me, make(how, together))
 
 
-@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("together", one_in(2, [False, True]))
 @pytest.mark.parametrize("how", COMPUTE)
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_values_are_matched_by_how_they_are_computed(ranks: Pool, world: int, how: str, together: bool) -> None:
