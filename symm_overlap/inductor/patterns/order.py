@@ -12,7 +12,8 @@ from torch.fx import Node
 from .._torch import known
 from ..arrangement import Atom, Size
 from ..graph import aten
-from ..writer import Writer
+from ..writer import SymbolicSizeError, Writer
+from .gathered import permutation
 from .pattern import SkipError
 
 
@@ -33,12 +34,14 @@ class Order:
         """Return the order that makes ``wanted`` of ``given``.
 
         Raises:
-            SkipError: they are not the same atoms: of one of them it is not known whether its size is 1.
+            SkipError: they are not the same atoms; see `permutation`.
         """
-        if set(given) != set(wanted):
-            raise SkipError("the product is rearranged, and it is not known which dimensions have size 1")
+        try:
+            indices = permutation(given, wanted)
+        except SymbolicSizeError as error:
+            raise SkipError(f"sizes are symbolic: {error}") from None
         runs: list[list[int]] = []  # atoms that stay next to each other are one dimension
-        for index in map(given.index, wanted):
+        for index in indices:
             if runs and runs[-1][-1] == index - 1:
                 runs[-1].append(index)
             else:

@@ -11,7 +11,7 @@ from .layers import is_inside
 from .trace.tracer import Traced
 
 Begins = Mapping[fx.Node, int]
-"""For each stage that does not begin where the first one does, its first node."""
+"""The first node of each stage but the first one, with the index of the stage. A stage without nodes is left out."""
 
 
 def at_layers(traced: Traced, sizes: Sequence[int]) -> Begins:

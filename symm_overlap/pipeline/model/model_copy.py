@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any
@@ -16,7 +17,7 @@ from ._torch import tree_flatten
 _OF_THE_PROCESS = (dist.ProcessGroup, DeviceMesh)
 _NOT_SHARED = (nn.Module, GeneratorType, AsyncGeneratorType)  # the copy would change the original
 _NOT_OF_AN_OBJECT = (MemoryError, RecursionError)
-_MOST = 1000  # objects without a copy. A `__getstate__` may create such an object anew each time it is called
+_MOST = 100  # objects of one type in one module. A `__getstate__` may create such an object anew with each call
 
 
 def copied(model: nn.Module, others: Mapping[int, Any]) -> tuple[nn.Module, dict[int, Any]]:
@@ -29,10 +30,10 @@ def copied(model: nn.Module, others: Mapping[int, Any]) -> tuple[nn.Module, dict
         The copy, and what has been copied, by the ``id`` of the original.
 
     Raises:
-        TypeError: a module or a generator cannot be copied, or too many objects.
+        TypeError: a module or a generator cannot be copied, or too many objects of a module.
     """
     known = {**others, **{id(value): _instead_of(value) for value in _without_copies(model)}}
-    most = len(known) + _MOST
+    counts: Counter[str] = Counter()
     alive: list[Any] = []  # another object must not get the `id` of one that is known
     while True:
         memo = dict(known)  # deepcopy does not copy what it finds in its memo
@@ -42,7 +43,8 @@ def copied(model: nn.Module, others: Mapping[int, Any]) -> tuple[nn.Module, dict
             raise
         except Exception as error:
             where, value = _not_copied(error, model)
-            if isinstance(value, _NOT_SHARED) or id(value) in known or len(known) == most:
+            counts[where] += 1
+            if isinstance(value, _NOT_SHARED) or id(value) in known or counts[where] > _MOST:
                 raise TypeError(
                     f"{where} cannot be copied, which tracing needs ({type(error).__name__}: {error}). Cut without "
                     "tracing (trace=False)"

@@ -124,8 +124,8 @@ class TracedCut:
         """
         with self._skeleton.in_use():
             traced = self._trace(inputs, tensors, wanted.gradients)
-            others = _layers_of(traced) != self._order
-            begins = where_modules_are(traced, self._names, self._spare.keys()) if others else None
+            same = _layers_of(traced) == self._order
+            begins = None if same else where_modules_are(traced, self._names, self._spare.keys())
             outputs = [_index_of_loss(traced)] if wanted.loss_alone else None
         parts = self._parts(traced, outputs, begins)
         self._require_names(parts)
