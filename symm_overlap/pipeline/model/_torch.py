@@ -5,6 +5,7 @@ Fake tensors have shapes and dtypes but no memory. A dispatch mode sees every op
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._export.passes import replace_autocast_with_hop_pass, replace_set_grad_with_hop_pass
 from torch._functorch.predispatch import _add_batch_dim, _remove_batch_dim
 from torch._functorch.predispatch import _vmap_decrement_nesting as end_vmap
 from torch._functorch.predispatch import _vmap_increment_nesting as begin_vmap
@@ -27,6 +29,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
 __all__ = [
+    "ENTER_AUTOCAST",
+    "EXIT_AUTOCAST",
+    "SET_GRADIENTS",
     "VMAP_VIEWS",
     "FakeTensor",
     "FakeTensorMode",
@@ -45,6 +50,7 @@ __all__ = [
     "ending_vmaps",
     "forbid_operators",
     "ignoring_new_sizes",
+    "keeping_modes",
     "keys_of",
     "keystr",
     "leaf_paths",
@@ -58,6 +64,31 @@ __all__ = [
 
 VMAP_VIEWS = _add_batch_dim, _remove_batch_dim
 """They add the dimension of ``torch.vmap`` to a tensor, and remove it."""
+
+SET_GRADIENTS = torch._C._set_grad_enabled
+ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast
+EXIT_AUTOCAST = torch.amp.autocast_mode._exit_autocast
+"""torch.export records calls of these, before it makes operators of the blocks that they begin and end."""
+
+
+@contextmanager
+def keeping_modes() -> Iterator[None]:
+    """A context in which torch.export leaves the calls of the above in the graphs that this thread exports."""
+    thread = threading.get_ident()
+    passes = replace_autocast_with_hop_pass, replace_set_grad_with_hop_pass
+    replaced = [(each, each.__name__.rsplit(".", 1)[-1]) for each in passes]
+    originals = [getattr(module, name) for module, name in replaced]
+
+    def kept_by(original: Any) -> Any:
+        return lambda *args: args if threading.get_ident() == thread else original(*args)
+
+    for (module, name), original in zip(replaced, originals, strict=True):
+        setattr(module, name, kept_by(original))
+    try:
+        yield
+    finally:
+        for (module, name), original in zip(replaced, originals, strict=True):
+            setattr(module, name, original)
 
 
 def saved_tensors_hooks() -> Any:

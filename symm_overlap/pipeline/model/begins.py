@@ -39,5 +39,5 @@ def where_modules_are(traced: Traced, names: Sequence[Sequence[str]], anywhere: 
 
 def _used(node: fx.Node, traced: Traced) -> set[str]:
     """Return the names of the modules that a node calls, and of the parameters and buffers that it uses."""
-    called = {call.name for call in traced.calls.get(node, ())}
+    called = {traced.calls[node].name} if node in traced.calls else set()
     return called | {str(each.target) for each in node.all_input_nodes if each.op == "get_attr"}

@@ -85,9 +85,9 @@ class Copies:
         if node.op == "output" or not free.issuperset(node.all_input_nodes):
             return False
         if node.target is WHOLE_MODULE:
-            return self._traced.calls[node][0].repeatable
+            return self._traced.calls[node].repeatable
         if isinstance(node.target, Vmapped):
-            return all(_is_repeatable(inner) for inner in node.target.module.graph.nodes)
+            return all(_is_repeatable(inner) for inner in node.target.graph.nodes)
         if isinstance(node.target, OpOverload):
             return _is_repeatable(node)
         return node.target is operator.getitem or isinstance(node.target, Constant)

@@ -32,7 +32,7 @@ class Part:
             name.
         received: how many tensors come from the previous stage.
         inputs: the names of the tensors of the batch.
-        calls: for each node that calls whole modules, the calls.
+        calls: for each node that calls a whole module, the call.
         attributes: the names of parameters and buffers that it uses outside of whole modules.
         returned: a digest of what it returns, which is the same on all ranks that trace the same model.
     """
@@ -40,21 +40,21 @@ class Part:
     graph: fx.Graph
     received: int
     inputs: tuple[str, ...]
-    calls: dict[fx.Node, tuple[Call, ...]]
+    calls: dict[fx.Node, Call]
     attributes: tuple[str, ...]
     returned: str
 
     @property
     def buffers(self) -> set[str]:
         """The names of the buffers of its modules, and of its attributes."""
-        calls = [call for calls in self.calls.values() for call in calls]
+        calls = self.calls.values()
         inside = {f"{call.name}.{n}" for call in calls for n, _ in call.module.named_buffers(remove_duplicate=False)}
         return inside | set(self.attributes)
 
     @property
     def modules(self) -> tuple[str, ...]:
         """The names of the whole modules that the stage calls."""
-        return tuple(dict.fromkeys(call.name for calls in self.calls.values() for call in calls))
+        return tuple(dict.fromkeys(call.name for call in self.calls.values()))
 
 
 def cut(
@@ -110,7 +110,7 @@ class _Cut:
         return needed, until
 
     def _has_effects(self, node: fx.Node) -> bool:
-        return has_effects(node, self._traced.calls.get(node, ()))
+        return has_effects(node, self._traced.calls.get(node))
 
     def parts(self) -> list[Part]:
         returned: list[list[fx.Node]] = []
@@ -138,8 +138,8 @@ class _Cut:
         """
         groups = (group for _, group in self._copies.changing)
         changed = {str(node.target) for group in groups for node in group if node.op == "get_attr"}
-        for calls in self._traced.calls.values():
-            changed.update(f"{call.name}.{name}" for call in calls for name in call.updated)
+        for call in self._traced.calls.values():
+            changed.update(f"{call.name}.{name}" for name in call.updated)
         buffers = [part.buffers for part in parts]
         for name in sorted(changed):
             shared = self._traced.sharing.get(name, {name})  # a module may have made the buffer since
@@ -156,7 +156,7 @@ class _Cut:
         copied = {node: graph.placeholder(node.name) for node in received}
         mine = [node for node in self._nodes if node in self._needed[stage]]
         inputs = [node for node in mine if node.op == "placeholder"]
-        calls: dict[fx.Node, tuple[Call, ...]] = {}
+        calls: dict[fx.Node, Call] = {}
         for node in [*inputs, *mine]:
             if node not in copied:
                 copied[node] = graph.node_copy(node, copied.__getitem__)

@@ -1,4 +1,4 @@
-"""The environment of a pipelined model: a group of ranks, a device, autocast."""
+"""The environment of a pipelined model: a group of ranks, a device, autocast, gradients."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ def autocast_state() -> tuple[tuple[str, torch.dtype], ...]:
     return tuple(
         (device, torch.get_autocast_dtype(device)) for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)
     )
+
+
+def computes_gradients() -> bool:
+    """True if operators compute gradients now, of tensors that require them."""
+    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
 
 
 def schedule_for(

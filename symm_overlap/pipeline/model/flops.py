@@ -6,11 +6,11 @@ import warnings
 from typing import Any
 
 import torch
-from torch import fx
 from torch.utils.flop_counter import FlopCounterMode
 
 from .kept_fakes import FunctionCaches
 from .skeleton import Skeleton
+from .trace.calls import Call
 from .trace.tracer import Traced
 
 
@@ -22,7 +22,7 @@ def flops_of_calls(traced: Traced, skeleton: Skeleton) -> list[float] | None:
     """
     try:
         with FunctionCaches():
-            return [_flops(traced, node, skeleton) for node in traced.calls]
+            return [_flops(call, skeleton) for call in traced.calls.values()]
     except Exception as error:  # torch raises many kinds
         reason = str(error).strip().split("\n")[0]
         warnings.warn(
@@ -33,15 +33,12 @@ def flops_of_calls(traced: Traced, skeleton: Skeleton) -> list[float] | None:
         return None
 
 
-def _flops(traced: Traced, node: fx.Node, skeleton: Skeleton) -> float:
-    total = 0
-    for call in traced.calls[node]:
-        counter = FlopCounterMode(display=False, custom_mapping=_UNCOUNTED)
-        # Eager, since the compiler compiles nothing under a mode, and raises if it was asked for one graph.
-        with skeleton.mode, counter, torch.compiler.set_stance("force_eager"):
-            call.run([skeleton.fake(tensor) for tensor in call.inputs])
-        total += counter.get_total_flops()
-    return total
+def _flops(call: Call, skeleton: Skeleton) -> float:
+    counter = FlopCounterMode(display=False, custom_mapping=_UNCOUNTED)
+    # Eager, since the compiler compiles nothing under a mode, and raises if it was asked for one graph.
+    with skeleton.mode, counter, torch.compiler.set_stance("force_eager"):
+        call.run([skeleton.fake(tensor) for tensor in call.inputs])
+    return float(counter.get_total_flops())
 
 
 def _grouped_matmul(a_shape: Any, b_shape: Any, *_: Any, **__: Any) -> int:

@@ -22,8 +22,9 @@ from torch import Tensor, fx
 
 from ._torch import HigherOrderOperator, OpOverload, TreeSpec, keys_of, leaf_paths
 from .trace.calls import WHOLE_MODULE, Call
-from .trace.effects import Constant, graph_in, touched
+from .trace.effects import Constant, touched
 from .trace.flat import Flat, Sharding
+from .trace.modes import modes_of
 from .trace.tracer import Traced
 from .trace.vmapped import Vmapped
 
@@ -87,7 +88,7 @@ def _has_equal(keys: Sequence[Any]) -> bool:
 def _of_graph(graph: fx.Graph, given: Mapping[fx.Node, str]) -> dict[fx.Node, str]:
     """Return the digests of the nodes of a graph, as they are at its end. Those of its placeholders may be given."""
     found = dict(given)
-    results: dict[Any, list[str]] = {}  # of operators that run a graph
+    results: dict[Any, list[str]] = {}  # of calls of vmap
     sharing: dict[fx.Node, list[fx.Node]] = {node: [node] for node in given}  # the nodes that share its memory
     for node in graph.nodes:
         if node.op == "output" or node in given:
@@ -109,6 +110,12 @@ def _of_graph(graph: fx.Graph, given: Mapping[fx.Node, str]) -> dict[fx.Node, st
 
 
 def _words_of(node: fx.Node, found: Mapping[fx.Node, str]) -> tuple[Any, ...]:
+    """Return how a value is computed, from the digests of other values."""
+    modes = modes_of(node)
+    return (*_computed(node, found), modes.gradients, _words(modes.autocasts, found))
+
+
+def _computed(node: fx.Node, found: Mapping[fx.Node, str]) -> tuple[Any, ...]:
     if node.op in ("placeholder", "get_attr"):
         return node.op, str(node.target)
     if node.target is WHOLE_MODULE:
@@ -131,28 +138,12 @@ def _words_of(node: fx.Node, found: Mapping[fx.Node, str]) -> tuple[Any, ...]:
 
 
 def _inside(node: fx.Node, found: Mapping[fx.Node, str]) -> list[str] | None:
-    """Return the digests of what a node returns that runs one graph, as ``with torch.no_grad()`` and vmap become. None
-    for other nodes."""
-    places = [place for place, argument in enumerate(node.args) if _graph_of(argument) is not None]
-    if isinstance(node.target, Vmapped):
-        graph, start = node.target.module.graph, 0
-        how: tuple[Any, ...] = ("vmap",)
-    elif len(places) == 1:
-        (place,) = places
-        graph, start = cast(fx.Graph, _graph_of(node.args[place])), place + 1
-        how = _name(node.target), _words(node.args[:place], found), _words(dict(node.kwargs), found)
-    else:
+    """Return the digests of what a node returns that runs a call of vmap; None for other nodes."""
+    if not isinstance(node.target, Vmapped):
         return None
-    given = [_digest(_words(value, found)) for value in node.args[start:]]
-    inputs = graph.find_nodes(op="placeholder")
-    if len(inputs) != len(given):
-        return None
-    return [_digest(how, each) for each in _returned(graph, dict(zip(inputs, given, strict=True)))]
-
-
-def _graph_of(argument: Any) -> fx.Graph | None:
-    module = graph_in(argument) if isinstance(argument, fx.Node) else None
-    return None if module is None else module.graph
+    inputs = node.target.graph.find_nodes(op="placeholder")
+    given = {each: _digest(_words(value, found)) for each, value in zip(inputs, node.args, strict=True)}
+    return [_digest("vmap", each) for each in _returned(node.target.graph, given)]
 
 
 def _returned(graph: fx.Graph, given: Mapping[fx.Node, str]) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from torch import fx, nn
+from torch import nn
 
 from ..layer_costs import LayerCosts
 from ..partition import auto_partition, balanced, even
@@ -82,7 +82,7 @@ def layer_costs(costs: Costs, traced: Traced, skeleton: Skeleton) -> LayerCosts:
         # If nothing was counted, the model has no matrix multiplications.
         costs = _by_layer(traced, counted) if counted is not None and any(counted) else "parameters"
     if costs == "parameters":
-        costs = _by_layer(traced, [_parameters(traced, node) for node in traced.calls])
+        costs = _by_layer(traced, [float(size_of(call.module)) for call in traced.calls.values()])
     return given_costs(costs, len(traced.layers))
 
 
@@ -110,10 +110,6 @@ def _by_layer(traced: Traced, numbers: Sequence[float]) -> list[float]:
         layer += node in traced.layers
         sums[max(layer, 0)] += number
     return sums
-
-
-def _parameters(traced: Traced, node: fx.Node) -> float:
-    return sum(size_of(call.module) for call in traced.calls[node])
 
 
 def size_of(module: nn.Module) -> int:

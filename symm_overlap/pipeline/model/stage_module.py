@@ -17,9 +17,9 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from .cut import Part
-from .trace.calls import WHOLE_MODULE, Call
-from .trace.effects import Constant
+from .trace.calls import Call
 from .trace.flat import Flat
+from .trace.modes import run_in_modes
 
 Tensors = dict[str, Tensor]
 Run = Callable[[Sequence[Tensor], Tensors], Any]
@@ -213,25 +213,7 @@ def bound(part: Part, stage: StageModule) -> fx.Graph:
             copied[node] = graph.placeholder(node.name)  # a name that Python's grammar allows
             continue
         copied[node] = copy = graph.node_copy(node, copied.__getitem__)
-        calls = list(part.calls.get(node, ()))
-        if node.target is WHOLE_MODULE:
-            copy.target = _Called(stage, calls[0])
-        elif calls:  # a graph that is an argument of an operator
-            assert isinstance(node.target, Constant)
-            copy.target = Constant(_bound_inside(node.target.value, stage, calls))
+        if node in part.calls:
+            copy.target = _Called(stage, part.calls[node])
+        run_in_modes(copy)
     return graph
-
-
-def _bound_inside(module: fx.GraphModule, stage: StageModule, calls: list[Call]) -> fx.GraphModule:
-    """Return a bound copy of a graph that an operator has as argument, popping its calls from the front of
-    ``calls``."""
-    copy = fx.GraphModule(module, fx.Graph())
-    copied: dict[fx.Node, fx.Node] = {}
-    for node in module.graph.nodes:
-        copied[node] = new = copy.graph.node_copy(node, copied.__getitem__)
-        if node.target is WHOLE_MODULE:
-            new.target = _Called(stage, calls.pop(0))
-        elif node.op == "get_attr" and isinstance(inner := operator.attrgetter(node.target)(module), fx.GraphModule):
-            setattr(copy, node.target, _bound_inside(inner, stage, calls))
-    copy.recompile()
-    return copy

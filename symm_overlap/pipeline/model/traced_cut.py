@@ -169,7 +169,7 @@ class TracedCut:
 
 
 def _layers_of(traced: Traced) -> tuple[str, ...]:
-    return tuple(traced.calls[node][0].name for node in traced.layers)
+    return tuple(traced.calls[node].name for node in traced.layers)
 
 
 def _is_empty(module: nn.Module) -> bool:

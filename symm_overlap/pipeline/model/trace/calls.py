@@ -25,7 +25,7 @@ from .._torch import (
     tree_flatten,
     without_function_modes,
 )
-from ..environment import autocast_state
+from ..environment import autocast_state, computes_gradients
 from ..kept_fakes import FunctionCaches
 from .custom_gradients import RefusedGradients
 from .error import PassedError
@@ -47,6 +47,7 @@ class Call:
         given: its arguments (args, kwargs).
         inputs: the tensors in the arguments.
         autocast: the state of autocast in which the model calls it.
+        gradients: whether gradients are computed where the model calls it.
         recomputed: the model calls it in a checkpoint.
         returned: what it returns; known once it has run.
         changed: the indices of the tensors in its arguments that it changes in place.
@@ -62,6 +63,7 @@ class Call:
     given: Flat
     inputs: list[Tensor]
     autocast: tuple[tuple[str, torch.dtype], ...]
+    gradients: bool
     recomputed: bool = False
     returned: Flat | None = None
     changed: list[int] = field(default_factory=list)
@@ -89,6 +91,7 @@ def _watched(record: Call, args: Any, kwargs: Any) -> tuple[Any, Watch, list[str
     with as_in_eager_mode(args, kwargs), ExitStack() as stack, Watch() as watch:
         for device, dtype in record.autocast:
             stack.enter_context(torch.autocast(device, dtype, cache_enabled=False))
+        stack.enter_context(torch.set_grad_enabled(record.gradients))
         stack.enter_context(ignoring_new_sizes(args, kwargs))
         stack.callback(_set_class, record.module, type(record.module))
         _set_class(record.module, record.kind)  # which its forward may look at
@@ -252,7 +255,9 @@ class Recorder:
                 f"{name} ({_class(module)}) is given {error}, which is neither a tensor nor a constant: layers on "
                 f"other ranks would have another one. {_instead((args, kwargs))}"
             ) from None
-        call = Call(name, module, kind, self._parameters, given, tensors, autocast_state(), recomputed)
+        call = Call(
+            name, module, kind, self._parameters, given, tensors, autocast_state(), computes_gradients(), recomputed
+        )
         self.calls[number] = _calls[number] = call
         self._state.require_same(module)
         self._caches.empty()  # what is traced and what runs below the operator cannot use each other's fake tensors

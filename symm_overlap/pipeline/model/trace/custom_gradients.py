@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from .error import PassedError, TraceError
 
@@ -36,8 +37,8 @@ class RefusedGradients:
     """While it is open, `torch.autograd.Function`, ``Tensor.register_hook`` and a look at ``Tensor.requires_grad`` are
     errors, except in a block of `permitted`.
 
-    Functions of torch itself change no gradients, such as those of checkpoints, except if they communicate. Torch may
-    look at all tensors, and the model at its parameters.
+    Functions of torch itself change no gradients, except if they communicate. Torch may look at all tensors, and the
+    model at its parameters. A reentrant checkpoint becomes one that is not.
     """
 
     def __init__(self) -> None:
@@ -50,6 +51,9 @@ class RefusedGradients:
         apply, register_hook = self._apply, self._register_hook
 
         def apply_or_refuse(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+            if function is CheckpointFunction and self._is_refused():  # its layers would be without gradients
+                run, preserve_rng_state, *given = args
+                return checkpoint(run, *given, use_reentrant=False, preserve_rng_state=preserve_rng_state)
             own = not function.__module__.startswith("torch.") or function.__module__.startswith("torch.distributed.")
             if own and torch.is_grad_enabled():
                 self._require_allowed(f"applies {function.__qualname__}, a torch.autograd.Function")
@@ -85,8 +89,11 @@ class RefusedGradients:
         finally:  # the model may catch what a layer raises
             self._allowed = False
 
+    def _is_refused(self) -> bool:
+        return not self._allowed and threading.get_ident() == self._thread
+
     def _require_allowed(self, what: str, reason: str = "where the tracer would lose the backward") -> None:
-        if not self._allowed and threading.get_ident() == self._thread:
+        if self._is_refused():
             raise PassedError(
                 f"the model {what}, between its layers, {reason}: move that into a module that has no layers inside, "
                 "or cut without tracing (trace=False)"

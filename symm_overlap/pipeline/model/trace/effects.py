@@ -27,13 +27,13 @@ class Constant:
     __name__ = "constant"
 
 
-def has_effects(node: fx.Node, calls: Sequence[Call]) -> bool:
+def has_effects(node: fx.Node, call: Call | None) -> bool:
     """True if a node must run even if nothing needs what it returns.
 
     Args:
-        calls: the calls of whole modules in it.
+        call: the whole module that it calls, if it calls one.
     """
-    return node.is_impure() or bool(touched(node)[1]) or any(call.changed or call.updated for call in calls)
+    return node.is_impure() or bool(touched(node)[1]) or (call is not None and bool(call.changed or call.updated))
 
 
 def touched(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
@@ -48,7 +48,7 @@ def touched(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
     if isinstance(node.target, HigherOrderOperator):
         return [], _changed_inside(node)
     if isinstance(node.target, Vmapped):
-        return node.all_input_nodes, _changed_by(node.target.module, node.args)
+        return node.all_input_nodes, _changed_by(node.target.graph, node.args)
     shared: list[fx.Node] = []
     changed: list[fx.Node] = []
     if isinstance(node.target, OpOverload):
@@ -71,21 +71,21 @@ def _nodes(values: Sequence[Any]) -> list[fx.Node]:
 
 
 def _changed_inside(node: fx.Node) -> list[fx.Node]:
-    """Return the arguments that are changed by the graphs that an operator has, as for ``with torch.no_grad()``."""
+    """Return the arguments that are changed by the graphs that an operator has, as `torch.cond`."""
     changed: list[fx.Node] = []
     for place, argument in enumerate(node.args):
         module = graph_in(argument) if isinstance(argument, fx.Node) else None
         if module is not None:
-            changed += _changed_by(module, node.args[place + 1 :])
+            changed += _changed_by(module.graph, node.args[place + 1 :])
     return changed
 
 
-def _changed_by(module: fx.GraphModule, args: Sequence[Any]) -> list[fx.Node]:
+def _changed_by(graph: fx.Graph, args: Sequence[Any]) -> list[fx.Node]:
     """Return the arguments of a graph that it changes."""
     changed: list[fx.Node] = []
-    given = dict(zip(module.graph.find_nodes(op="placeholder"), args, strict=False))
+    given = dict(zip(graph.find_nodes(op="placeholder"), args, strict=False))
     origins = {inner: {inner} for inner in given}
-    for inner in module.graph.nodes:
+    for inner in graph.nodes:
         shared, written = touched(inner)
         if inner.target in VMAP_VIEWS:
             shared = inner.all_input_nodes

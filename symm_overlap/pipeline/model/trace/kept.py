@@ -20,6 +20,7 @@ from .._torch import FakeTensor
 from .calls import WHOLE_MODULE, Call
 from .effects import graph_in, touched
 from .error import TraceError
+from .modes import modes_of
 
 _Value = tuple[int, frozenset[int]]
 """(number of a value, the indices of the batches that it depends on)."""
@@ -127,7 +128,7 @@ class _Values:
             call: Call = node.meta["call"]
             return call.name, repr(call.given.constants)
         constants: Any = fx.map_arg((node.args, node.kwargs), lambda argument: None)
-        return str(node.target), repr(constants)
+        return str(node.target), repr(constants), modes_of(node)
 
     def _key_of_graph(self, module: fx.GraphModule) -> object:
         """Return a key for a graph that is an argument of an operator: its nodes, with the places of their inputs."""
@@ -137,9 +138,6 @@ class _Values:
             inner = graph_in(node)
             what: object = str(node.target) if inner is None else self._key_of_graph(inner)
             args: Any = fx.map_arg((node.args, node.kwargs), places.__getitem__)
-            if node.target is WHOLE_MODULE:
-                call = self._calls[int(str(node.args[1]))]
-                what, args = (call.name, repr(call.given.constants)), args[0][0]
             keys.append((node.op, what if node.op != "placeholder" else None, repr(args)))
         return tuple(keys)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind
 
-from .._torch import FakeTensor, FakeTensorMode, detect_fake_mode
+from .._torch import FakeTensor, FakeTensorMode, detect_fake_mode, keeping_modes
 from ..kept_fakes import FunctionCaches
 from ..skeleton import Skeleton
 from .calls import WHOLE_MODULE, Call, Recorder
@@ -25,6 +25,7 @@ from .effects import Constant, has_effects
 from .error import PassedError, TraceError, failure_message, line_of
 from .flat import Flat
 from .kept import kept_error, require_nothing_kept
+from .modes import GradientsRecorded, note_modes
 from .state import State, modules_around
 from .vmapped import fold
 
@@ -42,14 +43,14 @@ class Traced:
     Attributes:
         graph: see the top of this file. A placeholder is a tensor of the batch, and its target is the name of that
             tensor.
-        calls: for each node that calls whole modules, the calls.
+        calls: for each node that calls a whole module, the call.
         layers: the nodes that call layers, in order.
         returned: how to build what the model returns from the outputs of the graph.
         sharing: for each parameter and buffer of the model, the names of those that share its memory.
     """
 
     graph: fx.Graph
-    calls: dict[fx.Node, tuple[Call, ...]]
+    calls: dict[fx.Node, Call]
     layers: tuple[fx.Node, ...]
     returned: Flat
     sharing: Mapping[str, set[str]]
@@ -88,7 +89,8 @@ class _Root(nn.Module):
         self.begin(self.model)
         try:
             given = [tensors[index * count : (index + 1) * count] for index in range(self.batches)]
-            returned = [self.model(**self.batch.filled(each)) for each in given]
+            with GradientsRecorded():
+                returned = [self.model(**self.batch.filled(each)) for each in given]
             self.end()
         finally:
             self.undo()
@@ -131,9 +133,12 @@ def trace(
         fakes = tuple(skeleton.fake(tensor) for _ in range(batches) for tensor in tensors.values())
         root = _Root(skeleton.model, batch, state, recorder, caches, skeleton.modes, returned.append, batches)
         try:
-            return torch.export.export(root, fakes, strict=False)
+            with keeping_modes():
+                program = torch.export.export(root, fakes, strict=False)
         except Exception as error:
             raise TraceError(failure_message(error, skeleton.model, names, bool(recorder.dtensors))) from error
+        note_modes(program.graph, gradients, recorder.calls)
+        return program
 
     # Not as the caller has set it: a no_grad() around a training step leaves no trace in the graph.
     caches = FunctionCaches()
@@ -181,7 +186,7 @@ class _Copy:
         self._inputs = iter(inputs)
         self._specs = {getattr(spec.arg, "name", None): spec for spec in program.graph_signature.input_specs}
         self._graph = fx.Graph()
-        self._calls: dict[fx.Node, tuple[Call, ...]] = {}
+        self._calls: dict[fx.Node, Call] = {}
         self._of: dict[fx.Node, fx.Node] = {}
 
     def traced(self, returned: Flat, sharing: Mapping[str, set[str]]) -> Traced:
@@ -197,8 +202,8 @@ class _Copy:
         for node in self._graph.nodes:
             _require_value(node)
         live = set(self._graph.nodes)
-        calls = {node: calls for node, calls in self._calls.items() if node in live}
-        layers = tuple(node for node in self._graph.nodes if node in calls and calls[node][0].name in self._layers)
+        calls = {node: call for node, call in self._calls.items() if node in live}
+        layers = tuple(node for node in self._graph.nodes if node in calls and calls[node].name in self._layers)
         if not layers:
             names = ", ".join(sorted(self._layers)[:4]) + (", ..." if len(self._layers) > 4 else "")
             raise TraceError(
@@ -213,15 +218,10 @@ class _Copy:
             return self._input(node)
         if node.op == "get_attr":
             value = operator.attrgetter(str(node.target))(self._program.graph_module)
-            copied = self._graph.call_function(Constant(value))
-            if isinstance(value, fx.GraphModule):
-                _drop_checks(value)
-                if calls := self._inside(value):
-                    self._calls[copied] = tuple(calls)
-            return copied
+            return self._graph.call_function(Constant(value))
         copied = self._graph.node_copy(node, self._of.__getitem__)
         if node.target is WHOLE_MODULE:
-            self._calls[copied] = (self._call_of(node),)
+            node.meta["call"] = self._calls[copied] = self._numbered[int(str(node.args[1]))]
         return copied
 
     def _input(self, node: fx.Node) -> fx.Node:
@@ -233,41 +233,8 @@ class _Copy:
             return self._graph.placeholder(next(self._inputs))
         return self._graph.call_function(Constant(self._program.constants[spec.target]))
 
-    def _inside(self, module: fx.GraphModule) -> list[Call]:
-        """Return the calls inside a graph that is an argument of an operator, as for ``with torch.no_grad()``."""
-        found: list[Call] = []
-        for node in module.graph.nodes:
-            if node.target is WHOLE_MODULE:
-                found.append(self._call_of(node))
-            elif node.op == "get_attr":
-                value = operator.attrgetter(str(node.target))(module)
-                found += self._inside(value) if isinstance(value, fx.GraphModule) else []
-        for call in found:
-            if call.name in self._layers:
-                raise TraceError(
-                    f"the model calls layer {call.name} under torch.no_grad(), autocast or a reentrant checkpoint, "
-                    "where it cannot be cut: move that into the layer, choose other layers with layer_names (a frozen "
-                    "part need not be cut), or cut without tracing (trace=False)"
-                )
-        return found
-
-    def _call_of(self, node: fx.Node) -> Call:
-        number = node.args[1]
-        assert isinstance(number, int)
-        node.meta["call"] = self._numbered[number]
-        return self._numbered[number]
-
     def _has_effects(self, node: fx.Node) -> bool:
-        return has_effects(node, self._calls.get(node, ()))
-
-
-def _drop_checks(module: fx.GraphModule) -> None:
-    for inner in module.modules():
-        if isinstance(inner, fx.GraphModule):
-            for node in list(inner.graph.nodes):
-                if node.target in _NOT_COPIED:
-                    inner.graph.erase_node(node)
-            inner.recompile()
+        return has_effects(node, self._calls.get(node))
 
 
 def _require_value(node: fx.Node) -> None:

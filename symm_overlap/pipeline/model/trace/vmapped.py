@@ -8,25 +8,40 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 from torch import fx, nn
 
 from .._torch import begin_vmap, end_vmap, ending_vmaps
+from .modes import Modes, run_in_modes
 
 
 @dataclass(frozen=True, eq=False)
 class Vmapped:
-    """The target of a node that runs one call of vmap. The graph's placeholders are what the call uses."""
+    """The target of a node that runs one call of vmap.
 
-    module: fx.GraphModule
+    Attributes:
+        graph: what it computes. The placeholders are what it uses.
+        code: what runs the graph.
+    """
+
+    graph: fx.Graph
+    code: fx.GraphModule
 
     def __call__(self, *values: Any) -> list[Any]:
         with ending_vmaps():
-            return list(self.module(*values))
+            return list(self.code(*values))
 
     __name__ = "vmapped"
+
+
+def _vmapped(graph: fx.Graph) -> Vmapped:
+    runs = deepcopy(graph)
+    for node in runs.nodes:
+        run_in_modes(node)
+    return Vmapped(graph, fx.GraphModule(nn.Module(), runs))
 
 
 def fold(graph: fx.Graph) -> None:
@@ -53,8 +68,8 @@ def _replace(graph: fx.Graph, call: Sequence[fx.Node]) -> None:
         copied[node] = inner.node_copy(node, copied.__getitem__)
     inner.output(tuple(copied[node] for node in returned))
     with graph.inserting_after(call[-1]):
-        whole = graph.call_function(Vmapped(fx.GraphModule(nn.Module(), inner)), tuple(given))
-    whole.meta = dict(call[0].meta, val=[node.meta.get("val") for node in returned])
+        whole = graph.call_function(_vmapped(inner), tuple(given))
+    whole.meta = dict(call[0].meta, val=[node.meta.get("val") for node in returned], modes=Modes())
     for number, node in reversed([*enumerate(returned)]):
         with graph.inserting_after(whole):
             part = graph.call_function(operator.getitem, (whole, number))
