@@ -12,6 +12,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, fx
 
 from .begins import Begins, at_layers
@@ -21,6 +22,9 @@ from .trace.calls import Call
 from .trace.effects import has_effects
 from .trace.error import TraceError
 from .trace.tracer import Traced
+from .trained import used_with_gradients
+
+_DETACH = torch.ops.aten.detach.default
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,7 @@ class _Cut:
                 of_parts = node.target is operator.getitem and node.args[0] in self._stage_of
                 self._stage_of[node] = self._stage_of[node.args[0]] if of_parts else stage
         copies.require_whole(self._stage_of)
+        self._used = used_with_gradients(traced, self._outputs)
         self._needed, self._until = self._needs()
 
     def _needs(self) -> tuple[list[set[fx.Node]], dict[fx.Node, int]]:
@@ -162,7 +167,14 @@ class _Cut:
                 copied[node] = graph.node_copy(node, copied.__getitem__)
                 if node in self._traced.calls:
                     calls[copied[node]] = self._traced.calls[node]
-        graph.output(tuple(copied[node] for node in returned))
+        last = stage == self._stages - 1
+        results = [(node, copied[node]) for node in returned]
+        # A later stage sends zeros back for what it has used without gradients. Whole models have no gradients there.
+        graph.output(
+            tuple(
+                copy if last or node in self._used else graph.call_function(_DETACH, (copy,)) for node, copy in results
+            )
+        )
         attributes = tuple(str(node.target) for node in mine if node.op == "get_attr")
         digest = self._identities.digest(returned)
         return Part(graph, len(received), tuple(str(node.target) for node in inputs), calls, attributes, digest)

@@ -9,8 +9,11 @@ from torch import nn
 from ..generators import generate
 from ..schedule import Schedule
 
+Autocast = tuple[tuple[str, torch.dtype], ...]
+"""For which devices autocast is enabled, in the order of their names, with its dtype."""
 
-def autocast_state() -> tuple[tuple[str, torch.dtype], ...]:
+
+def autocast_state() -> Autocast:
     """Return for which devices autocast is enabled, with its dtype. It determines the dtypes in the code around layers
     and in messages."""
     return tuple(

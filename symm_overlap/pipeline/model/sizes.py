@@ -14,6 +14,7 @@ from ..simulation.costs import PipelineCosts
 from .flops import flops_of_calls
 from .skeleton import Skeleton
 from .trace.tracer import Traced
+from .trained import backward_of_calls
 
 Costs = str | Sequence[float] | LayerCosts
 Partition = str | Sequence[int] | Sequence[str]
@@ -80,9 +81,10 @@ def layer_costs(costs: Costs, traced: Traced, skeleton: Skeleton) -> LayerCosts:
     if costs == "flops":
         counted = flops_of_calls(traced, skeleton)
         # If nothing was counted, the model has no matrix multiplications.
-        costs = _by_layer(traced, counted) if counted is not None and any(counted) else "parameters"
-    if costs == "parameters":
-        costs = _by_layer(traced, [float(size_of(call.module)) for call in traced.calls.values()])
+        if counted is not None and any(counted):
+            return _by_layer(traced, counted, skeleton.model)
+    if costs in ("flops", "parameters"):
+        return _by_layer(traced, [float(size_of(call.module)) for call in traced.calls.values()], skeleton.model)
     return given_costs(costs, len(traced.layers))
 
 
@@ -102,14 +104,19 @@ def given_costs(costs: Costs, layers: int) -> LayerCosts:
     return costs
 
 
-def _by_layer(traced: Traced, numbers: Sequence[float]) -> list[float]:
-    """Sum up the numbers of calls by layer. A layer includes everything that is called before the next layer."""
-    sums = [0.0] * len(traced.layers)
+def _by_layer(traced: Traced, numbers: Sequence[float], model: nn.Module) -> LayerCosts:
+    """Return the costs of layers from those of the forwards of calls. A layer includes everything that is called before
+    the next layer."""
+    layers = len(traced.layers)
+    sums = [[0.0] * layers for _ in range(3)]
     layer = -1
-    for node, number in zip(traced.calls, numbers, strict=True):
+    for node, number, backward in zip(traced.calls, numbers, backward_of_calls(traced, model), strict=True):
         layer += node in traced.layers
-        sums[max(layer, 0)] += number
-    return sums
+        for each, share in zip(sums, (1.0, *backward), strict=True):
+            each[max(layer, 0)] += share * number
+    scale = max(sums[0], default=0.0) or 1.0
+    forward, input_grad, weight_grad = (tuple(number / scale for number in each) for each in sums)
+    return LayerCosts(layers, PipelineCosts(forward=forward, input_grad=input_grad, weight_grad=weight_grad))
 
 
 def size_of(module: nn.Module) -> int:

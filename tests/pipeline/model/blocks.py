@@ -24,7 +24,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "inference": torch.inference_mode,
 }
 BLOCKS = *MODES, "checkpoint", "reentrant checkpoint", "vmap"
-STEPS = "layer", "layer", "add", "weight", "mask", "view", "in place", "keep", "kept"
+STEPS = "layer", "layer", "add", "weight", "mask", "view", "in place", "same", "keep", "kept"
 
 
 def program(chosen: random.Random, depth: int = 3, keeps: bool = True) -> Program:
@@ -80,6 +80,8 @@ class Blocks(nn.Module):
 
     def block(self, x: Tensor, name: str, inner: Program, kept: list[Tensor]) -> Tensor:
         if name.endswith("checkpoint"):
+            if torch.is_inference_mode_enabled():  # in which torch 2.11 has none
+                return self.run(x, inner, kept)
             reentrant = self.reentrant and name.startswith("reentrant")
             found: Tensor = checkpoint(self.run, x, inner, kept, use_reentrant=reentrant)
             return found
@@ -103,6 +105,7 @@ class Blocks(nn.Module):
             "weight": lambda: x * self.weight,
             "mask": lambda: x.masked_fill(kept[0] > 1, 0.5),
             "view": lambda: x.view(-1).view(x.shape),
+            "same": lambda: nn.functional.dropout(x.to(x.dtype), 0.5, training=False),
             "in": lambda: (x + 1).mul_(0.5),
             "keep": lambda: x,
             "kept": lambda: x + kept[-1],

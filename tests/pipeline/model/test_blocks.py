@@ -71,6 +71,54 @@ def test_blocks_in_each_other(steps: Program) -> None:
     compare(steps, random.Random(0))
 
 
+class Aliased(nn.Module):
+    """A model that changes a value through a view of it, with a value of an earlier stage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.layers[0](x)
+        second = self.layers[1](x) * 2
+        second.view(-1).add_(first.view(-1))
+        return self.layers[2](second)
+
+
+def test_what_is_written_to_a_view_is_trained() -> None:
+    torch.manual_seed(0)
+    model = Aliased()
+    of_whole = gradients(model, model(X))
+    of_stages = gradients(model, Stages(model, {"x": X}, (1, 1, 1), layer_cls="Layer")())
+    for name, gradient in of_stages.items():
+        torch.testing.assert_close(gradient, of_whole[name], msg=lambda text, name=name: f"{name}: {text}")
+
+
+class OfInference(nn.Linear):
+    """A layer that would compute gradients if it were not called in inference mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return super().forward(x) * x
+
+
+class Inferring(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(OfInference(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.inference_mode():
+            x = self.layers[0](x * 2)
+        return self.layers[1](x.clone())
+
+
+def test_layers_are_traced_in_inference_mode() -> None:
+    model = Inferring()
+    stages = Stages(model, {"x": X}, (1, 1), layer_cls="OfInference")
+    torch.testing.assert_close(stages(), model(X), rtol=0, atol=0)
+
+
 class Masked(nn.Module):
     """A model that computes something in a block that has layers too."""
 
@@ -85,7 +133,8 @@ class Masked(nn.Module):
             y = self.layers[0](x)
             seen = y.view(-1)
         y = y * 1
-        with torch._C.DisableTorchFunction() if self.what == "hidden" else nullcontext(), torch.no_grad():
+        hidden = torch._C.DisableTorchFunction() if self.what.startswith("hidden") else nullcontext()
+        with hidden, torch.autocast("cpu", torch.bfloat16) if "autocast" in self.what else torch.no_grad():
             y = self.layers[1](torch.where(mask, y, y * 2))
             if self.what == "in place":
                 seen.mul_(2)
@@ -107,24 +156,28 @@ def test_a_value_of_an_earlier_stage_is_not_changed_in_a_block() -> None:
     torch.testing.assert_close(stages(), model(X), rtol=0, atol=0)
 
 
-def test_a_mode_that_is_not_recorded_is_an_error() -> None:
-    with pytest.raises(TraceError, match=r"calls layers\.1 without gradients in a way that torch\.export does not"):
-        Stages(Masked("hidden"), {"x": X}, (1, 1, 1), layer_cls="Layer")
+@pytest.mark.parametrize(("what", "how"), [("hidden", "without gradients"), ("hidden autocast", "under autocast")])
+def test_a_mode_that_is_not_recorded_is_an_error(what: str, how: str) -> None:
+    with pytest.raises(TraceError, match=rf"calls layers\.1 {how} in a way that torch\.export does not record"):
+        Stages(Masked(what), {"x": X}, (1, 1, 1), layer_cls="Layer")
 
 
 class Frozen(nn.Module):
-    """A model that calls its first layers without gradients, and the others in checkpoints."""
+    """A model that calls some of its first layers without gradients, and the others in checkpoints. Nothing trains the
+    layers before those without gradients."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(6))
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(8))
         self.scale = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers[:3]:
+            x = checkpoint(layer, x, use_reentrant=False)
         with torch.no_grad():
-            for layer in self.layers[:3]:
+            for layer in self.layers[3:5]:
                 x = torch.tanh(layer(x * self.scale))
-        for layer in self.layers[3:]:
+        for layer in self.layers[5:]:
             x = checkpoint(layer, x, use_reentrant=False) + self.scale
         return x
 

@@ -100,6 +100,35 @@ class Experts(nn.Module):
         return x + torch._grouped_mm(x[chosen.argsort()], self.weight, offs=ends)[:, :16]
 
 
+class PartlyTrained(nn.Module):
+    """A model with layers that are frozen, that run without gradients, and of which a part is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(6))
+        self.layers[0].requires_grad_(False)
+        self.layers[4].requires_grad_(False)
+        self.layers[5] = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False).requires_grad_(False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[0](x)
+        with torch.no_grad():
+            x = self.layers[1](x)
+        for layer in self.layers[2:]:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("costs", ["flops", "parameters"])
+def test_only_what_is_trained_has_a_backward(costs: str) -> None:
+    names = [f"layers.{number}" for number in range(6)]
+    found, skeleton, _ = traced(PartlyTrained(), {"x": reals(5, 8)}, layer_names=names)
+    counted = layer_costs(costs, found, skeleton).costs
+    assert counted.forward == (0.5, 0.5, 0.5, 0.5, 0.5, 1)
+    assert counted.input_grad == (0, 0, 0, 0.5, 0.5, 1)
+    assert counted.weight_grad == (0, 0, 0.5, 0.5, 0, 0.5)
+
+
 def test_flops_of_experts_are_counted() -> None:
     model = nn.Sequential(Experts(), nn.Linear(16, 16, dtype=torch.bfloat16))
     found, skeleton, _ = traced(model, {"input": reals(5, 16).bfloat16()}, layer_names=("0", "1"))

@@ -25,7 +25,7 @@ from .._torch import (
     tree_flatten,
     without_function_modes,
 )
-from ..environment import autocast_state, computes_gradients
+from ..environment import Autocast, autocast_state, computes_gradients
 from ..kept_fakes import FunctionCaches
 from .custom_gradients import RefusedGradients
 from .error import PassedError
@@ -62,7 +62,7 @@ class Call:
     parameters: Parameters
     given: Flat
     inputs: list[Tensor]
-    autocast: tuple[tuple[str, torch.dtype], ...]
+    autocast: Autocast
     gradients: bool
     recomputed: bool = False
     returned: Flat | None = None
@@ -91,7 +91,8 @@ def _watched(record: Call, args: Any, kwargs: Any) -> tuple[Any, Watch, list[str
     with as_in_eager_mode(args, kwargs), ExitStack() as stack, Watch() as watch:
         for device, dtype in record.autocast:
             stack.enter_context(torch.autocast(device, dtype, cache_enabled=False))
-        stack.enter_context(torch.set_grad_enabled(record.gradients))
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode())  # which has keys of its own
         stack.enter_context(ignoring_new_sizes(args, kwargs))
         stack.callback(_set_class, record.module, type(record.module))
         _set_class(record.module, record.kind)  # which its forward may look at

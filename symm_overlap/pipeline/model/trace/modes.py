@@ -10,7 +10,7 @@ each operator, and recorded if it has changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 
 from .._torch import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRADIENTS, without_function_modes
-from ..environment import computes_gradients
+from ..environment import Autocast, computes_gradients
 from .calls import WHOLE_MODULE, Call
 from .error import TraceError
 
@@ -31,7 +31,8 @@ class Modes:
 
     Attributes:
         gradients: whether it computes gradients.
-        autocasts: the arguments of `torch.autocast`, of the outermost block first.
+        autocasts: for each block of `torch.autocast`, the outermost first, its device, its dtype, and whether it is
+            enabled. They use the cache, which torch.export disables.
     """
 
     gradients: bool | None = None
@@ -57,12 +58,12 @@ def modes_of(node: fx.Node) -> Modes:
     return found
 
 
-def note_modes(graph: fx.Graph, gradients: bool, calls: Mapping[int, Call]) -> None:
+def note_modes(graph: fx.Graph, calls: Mapping[int, Call], gradients: bool, autocast: Autocast) -> None:
     """Let the nodes of a graph note in which modes they run, and remove those that begin and end blocks.
 
     Args:
-        gradients: whether gradients are computed where the graph begins.
         calls: the calls of whole modules, by their number in the graph.
+        gradients, autocast: whether gradients are computed where the graph begins, and the state of autocast.
 
     Raises:
         TraceError: a whole module has been called in another mode than the graph says.
@@ -74,25 +75,39 @@ def note_modes(graph: fx.Graph, gradients: bool, calls: Mapping[int, Call]) -> N
         if node.target is SET_GRADIENTS:
             now = bool(node.args[0])
         elif node.target is ENTER_AUTOCAST:
-            autocasts[node] = tuple(node.args)
+            autocasts[node] = tuple(node.args[:3])
         elif node.target is EXIT_AUTOCAST:
             del autocasts[node.args[0]]
         else:
             node.meta["modes"] = Modes(None if now == gradients else now, tuple(autocasts.values()))
             if node.target is WHOLE_MODULE:
-                _require_same(calls[node.args[1]], now)
+                _require_same(calls[node.args[1]], now, _with_blocks(autocast, autocasts.values()))
             continue
         noted.append(node)
     for node in reversed(noted):
         graph.erase_node(node)
 
 
-def _require_same(call: Call, gradients: bool) -> None:
+def _with_blocks(autocast: Autocast, blocks: Iterable[tuple[Any, ...]]) -> Autocast:
+    """Return the state of autocast in blocks."""
+    dtypes = dict(autocast)
+    for device, dtype, enabled in blocks:
+        dtypes.pop(device, None)
+        dtypes.update({device: dtype} if enabled else {})
+    return tuple(sorted(dtypes.items()))
+
+
+def _require_same(call: Call, gradients: bool, autocast: Autocast) -> None:
+    what = ""
+    if call.autocast != autocast:
+        what = "under autocast" if call.autocast else "without autocast"
     if call.gradients != gradients:
+        what = "with gradients" if call.gradients else "without gradients"
+    if what:
         raise TraceError(
-            f"the model calls {call.name} {'with' if call.gradients else 'without'} gradients in a way that "
-            "torch.export does not record: move that into a module that has no layers inside, or cut without tracing "
-            "(trace=False)"
+            f"the model calls {call.name} {what} in a way that torch.export does not record: use a block of "
+            "torch.no_grad() or torch.autocast(), move this into a module that has no layers inside, or cut without "
+            "tracing (trace=False)"
         )
 
 

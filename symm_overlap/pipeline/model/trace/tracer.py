@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind
 
 from .._torch import FakeTensor, FakeTensorMode, detect_fake_mode, keeping_modes
+from ..environment import autocast_state
 from ..kept_fakes import FunctionCaches
 from ..skeleton import Skeleton
 from .calls import WHOLE_MODULE, Call, Recorder
@@ -137,10 +138,11 @@ def trace(
                 program = torch.export.export(root, fakes, strict=False)
         except Exception as error:
             raise TraceError(failure_message(error, skeleton.model, names, bool(recorder.dtensors))) from error
-        note_modes(program.graph, gradients, recorder.calls)
+        note_modes(program.graph, recorder.calls, gradients, autocast)
         return program
 
     # Not as the caller has set it: a no_grad() around a training step leaves no trace in the graph.
+    autocast = autocast_state()
     caches = FunctionCaches()
     recorder = Recorder(skeleton.model, whole, state, caches)
     with _one_at_a_time, torch.inference_mode(False), torch.set_grad_enabled(gradients), caches, recorder:
