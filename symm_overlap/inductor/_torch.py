@@ -20,6 +20,7 @@ from torch._dynamo.exc import ShortenTraceback
 from torch._dynamo.utils import counters as _counters
 from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
+from torch._inductor import inductor_prims
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.distributed import distributed_c10d as _c10d
@@ -29,6 +30,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod, PythonMod
 
 __all__ = [
+    "FORCE_STRIDES",
     "CustomGraphPass",
     "GuardOnDataDependentSymNode",
     "ShortenTraceback",
@@ -53,6 +55,9 @@ __all__ = [
 
 auto_functionalized = torch.ops.higher_order.auto_functionalized_v2
 """The node that stands in a graph for an op that writes into its arguments. It returns the new arguments."""
+
+FORCE_STRIDES = inductor_prims.force_stride_order
+"""It returns a tensor that has the given strides in memory, and may be the tensor itself."""
 
 PASS_OPTION = "post_grad_custom_pre_pass"
 """Inductor's option for a custom pass that runs on graphs after autograd and before Inductor's own passes."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import cmp_to_key, partial, reduce
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from ._torch import arithmetic, expression_of, known, plain_size, tree_leaves
+from ._torch import FORCE_STRIDES, arithmetic, expression_of, known, plain_size, tree_leaves
 from .arrangement import Size
 from .graph import aten, is_tensor, may_view, same_strides, value
 
@@ -50,6 +51,14 @@ def _order_in_memory(tensor: Tensor) -> list[int] | None:
     if not tensor.is_contiguous():
         order.sort(key=cmp_to_key(from_the_outside))
     return order if tensor.permute(order).is_contiguous() else None
+
+
+def _is_symbolic(tensor: Tensor) -> bool:
+    return not all(isinstance(plain_size(size), int) for size in (*tensor.shape, *tensor.stride()))
+
+
+def _share_memory(one: Tensor, other: Tensor) -> bool:
+    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
 
 class SymbolicSizeError(Exception):
@@ -119,10 +128,14 @@ class Writer:
 
         Raises ValueError if other nodes depend on other strides of ``old``.
         """
-        node = self.reshape(self.of_dtype(node, value(old).dtype), list(value(old).shape))
+        made, node = node, self.reshape(self.of_dtype(node, value(old).dtype), list(value(old).shape))
         order = _order_in_memory(value(old))
         if order is not None and not value(node).permute(order).is_contiguous():
             node = self._in_order(node, order)
+        if order is not None and _is_symbolic(value(old)) and not _share_memory(value(made), value(node)):
+            # Inductor may leave this copy out, and save views of what it copies for the backward pass. If sizes are
+            # symbolic, torch takes the strides of the first call for constants, unless they are those of the graph.
+            node = self.call(FORCE_STRIDES, node, self._strides(node, order))
         if not same_strides(value(node), value(old)) and _read_by_strides(old):
             raise ValueError("as_strided reads what it computes, and the strides differ")
         return node
@@ -134,6 +147,16 @@ class Writer:
         rows = self.call(aten.permute.default, node, order)
         rows = self.call(aten.clone.default, rows, memory_format=torch.contiguous_format)
         return self.call(aten.permute.default, rows, [order.index(dim) for dim in range(len(order))])
+
+    def _strides(self, node: Node, order: list[int]) -> list[Any]:
+        """Return the strides, as arguments for a node, of a tensor like ``node`` without gaps, whose dimensions are in
+        this order in memory."""
+        strides: dict[int, Any] = {order[-1]: 1}
+        for outer, inner in reversed(list(pairwise(order))):
+            stride, size = strides[inner], self.size(node, inner)
+            are_numbers = isinstance(stride, int) and isinstance(size, int)
+            strides[outer] = stride * size if are_numbers else self.call(operator.mul, stride, size)
+        return [strides[dim] for dim in range(len(order))]
 
     def size(self, node: Node, dim: int) -> Any:
         """Return ``node.shape[dim]`` as an argument for a node."""
