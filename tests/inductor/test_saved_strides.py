@@ -17,8 +17,8 @@ def train_several_lengths(me: Rank) -> None:
     torch._dynamo.reset()
     symm_overlap.inductor.clear()
     torch.manual_seed(0)
-    qkv = torch.randn(WIDTH, 3 * WIDTH // me.world, dtype=torch.float64, requires_grad=True)
-    out = torch.randn(WIDTH // me.world, WIDTH, dtype=torch.float64, requires_grad=True)
+    qkv = torch.randn(WIDTH, 3 * WIDTH // me.world, requires_grad=True)
+    out = torch.randn(WIDTH // me.world, WIDTH, requires_grad=True)
 
     def attention(x: Tensor) -> Tensor:
         """Attention whose projections are one matmul. Its results are views of one product."""
@@ -27,10 +27,11 @@ def train_several_lengths(me: Rank) -> None:
         y = torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         return reduce_scatter_tensor_autograd(y @ out, "sum", 1, me.group)
 
+    # In float32, since torch 2.11 compiles no backward of attention in float64 that runs on CPUs.
     compiled = torch.compile(attention, options=symm_overlap.inductor.options(strict=True))
     for length in (3, 4, 2):
         results = []
-        x = torch.randn(2, length, WIDTH, dtype=torch.float64)
+        x = torch.randn(2, length, WIDTH)
         torch._dynamo.mark_dynamic(x, 1)
         for run in (compiled, attention):
             qkv.grad = out.grad = None
@@ -38,7 +39,7 @@ def train_several_lengths(me: Rank) -> None:
             y.square().sum().backward()
             results.append([y.detach(), qkv.grad, out.grad])
         for one, other in zip(*results, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+            assert (one - other).norm() <= 1e-5 * other.norm()
 
 
 @pytest.mark.slow

@@ -94,6 +94,37 @@ def test_what_is_written_to_a_view_is_trained() -> None:
         torch.testing.assert_close(gradient, of_whole[name], msg=lambda text, name=name: f"{name}: {text}")
 
 
+class Thrice(nn.Linear):
+    """A layer that uses its weight three times."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = torch.tanh(super().forward(x))
+        return x
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Thrice(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = self.layers[1](self.layers[0](x))
+        return y.float()
+
+
+def test_autocast_casts_a_weight_once_in_a_layer() -> None:
+    torch.manual_seed(0)
+    model = Recurrent()
+    of_whole = gradients(model, model(X))
+    of_stages = gradients(model, Stages(model, {"x": X}, (1, 1), layer_cls="Thrice")())
+    for name, gradient in of_stages.items():
+        torch.testing.assert_close(
+            gradient, of_whole[name], rtol=0, atol=0, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
 class OfInference(nn.Linear):
     """A layer that would compute gradients if it were not called in inference mode."""
 
