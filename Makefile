@@ -90,9 +90,9 @@ ON_HOST_GPU := $(addprefix tests/gpu/test_,capture.py collectives.py failed_cuda
 # and with some cases of each test: what another torch breaks, it seldom breaks in one case of many alone.
 cuda-build: cuda-tree
 	$(CUDA_MAKE) cuda-check
-	SYMM_OVERLAP_CHECK=1 $(CUDA_MAKE) test ARGS="--at-most 4 $(OF_TORCH)"
+	SYMM_OVERLAP_CHECK=1 $(CUDA_MAKE) test ARGS="--at-most 3 $(OF_TORCH)"
 	$(CUDA_MAKE) test-slow ARGS='$(SLOW_OF_TORCH)'
-	$(CUDA_MAKE) host-gpu-check ARGS="-n 3 --dist worksteal --at-most 4 $(ON_HOST_GPU)"
+	$(CUDA_MAKE) host-gpu-check ARGS="-n 3 --dist worksteal --at-most 3 $(ON_HOST_GPU)"
 
 host-gpu: cuda-tree
 	$(CUDA_MAKE) host-gpu-check
