@@ -13,7 +13,7 @@ import symm_overlap
 from bench.harness.case import Case
 from bench.harness.launch import Rank
 from bench.methods.method import Method, Prepared, single
-from symm_overlap.collective.exchange.call import Call, Peers
+from symm_overlap.collective.exchange import Call, Peers
 from symm_overlap.collective.exchange.planned.gather import Gather
 from symm_overlap.collective.exchange.planned.reduction import ScatterReduction
 from symm_overlap.collective.exchange.planned.run import Run

@@ -6,9 +6,10 @@ from types import ModuleType
 
 from ... import _C
 from . import c10d, fake, fused, noted, planned, single
-from .call import Call, Peers
+from .call import Call
 from .fused.flagged import raise_kernel_failures
 from .needs import Needs
+from .peers import Peers
 from .ranges import Ranged, called
 from .repeated import Repeatable
 

@@ -11,15 +11,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from ..._torch import StoreGoneError, group_store
 from ...runtime import Lane, compares, direct_access
-
-if TYPE_CHECKING:
-    from .call import Peers
+from .peers import Peers
 
 REJECTIONS = (TypeError, ValueError, AttributeError, LookupError, NotImplementedError)
 """The exceptions that bad arguments raise, here or in torch."""

@@ -27,7 +27,8 @@ from torch import Tensor
 
 from ... import _C
 from ...runtime import call_hash, meets_in_kernels
-from .call import Peers, place_of
+from .call import place_of
+from .peers import Peers
 from .planned.run import Run
 from .recipe import Recipe, recipe_of
 from .recorded import recording

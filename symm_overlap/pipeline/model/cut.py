@@ -168,13 +168,14 @@ class _Cut:
                 if node in self._traced.calls:
                     calls[copied[node]] = self._traced.calls[node]
         last = stage == self._stages - 1
-        results = [(node, copied[node]) for node in returned]
-        # A later stage sends zeros back for what it has used without gradients. Whole models have no gradients there.
-        graph.output(
-            tuple(
-                copy if last or node in self._used else graph.call_function(_DETACH, (copy,)) for node, copy in results
-            )
-        )
+
+        def result(node: fx.Node) -> fx.Node:
+            if last or node in self._used:
+                return copied[node]
+            # The later stage would send zeros back. In the whole model there is no gradient here.
+            return graph.call_function(_DETACH, (copied[node],))
+
+        graph.output(tuple(map(result, returned)))
         attributes = tuple(str(node.target) for node in mine if node.op == "get_attr")
         digest = self._identities.digest(returned)
         return Part(graph, len(received), tuple(str(node.target) for node in inputs), calls, attributes, digest)
