@@ -1,5 +1,5 @@
 """The private APIs of torch that only the pass uses. Checked on torch 2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0; those
-about expressions of symbolic sizes were read in 2.15.0, and the one about strides was run on 2.11.0, 2.13.0, 2.15.0.
+about expressions of symbolic sizes were read in 2.15.0.
 
 They are not in `symm_overlap._torch`, because importing the compiler takes seconds.
 """

@@ -1,5 +1,4 @@
 """The private APIs of torch that the front end uses. Checked on torch 2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0.
-Those about the modes of blocks were checked on 2.11.0, 2.13.0 and 2.15.0 alone.
 
 Fake tensors have shapes and dtypes but no memory. A dispatch mode sees every operator that runs under it.
 """
