@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from .._torch import compiling
+from ..collective import all_gather
+from ..collective.arguments import group_name
 
 
 def as_dtensor(x: Tensor, mesh: DeviceMesh, layout: Placement) -> DTensor:
@@ -38,8 +43,9 @@ def to_local_input(
         layout: the layout of ``x`` if it is a local tensor. A DTensor has its own layout.
         accepts: whether the module accepts an input of this layout. Any other layout is redistributed to ``wanted``.
     """
-    if not isinstance(x, DTensor) and isinstance(x, Tensor) and accepts(layout, x):
-        return x, layout
+    if not isinstance(x, DTensor):
+        require_tensor(x)
+        return (x, layout) if accepts(layout, x) else (moved(x, mesh, layout, wanted), wanted)
     whole = as_dtensor(x, mesh, layout)
     if not accepts(whole.placements[0], whole):
         whole = whole.redistribute(placements=[wanted])
@@ -48,12 +54,33 @@ def to_local_input(
 
 def to_output(y: Tensor, mesh: DeviceMesh, layout: Placement, wanted: Placement, local: bool) -> Tensor:
     """Return the output of which ``y`` is this rank's part in the wanted layout: a DTensor, or its local part."""
-    if local and same(layout, wanted, y.dim()):
-        return y
+    stays = same(layout, wanted, y.dim())
+    if local:
+        return y if stays else moved(y, mesh, layout, wanted)
     whole = DTensor.from_local(y, mesh, [layout], run_check=False)
-    if not same(layout, wanted, y.dim()):
-        whole = whole.redistribute(placements=[wanted])
-    return whole.to_local() if local else whole
+    return whole if stays else whole.redistribute(placements=[wanted])
+
+
+def moved(x: Tensor, mesh: DeviceMesh, layout: Placement, wanted: Placement) -> Tensor:
+    """Return this rank's part of a tensor in the wanted layout. ``x`` is its part in another layout.
+
+    Without gradients this takes no DTensor, if it is simple: that takes less time, and torch.export accepts none there.
+    Compiled code is left to DTensor, for whose collectives the compiler pass has patterns.
+    """
+    if not torch.is_grad_enabled() and (torch.compiler.is_exporting() or not compiling()):
+        if isinstance(wanted, Replicate) and _is_in(layout, x):
+            return all_gather(x, dim_of(layout, x.dim()), group_name(mesh))
+        if isinstance(layout, Replicate) and _is_in(wanted, x):
+            dim, world = dim_of(wanted, x.dim()), mesh.size()
+            if x.shape[dim] % world == 0:
+                return x.chunk(world, dim)[mesh.get_local_rank()].clone()  # to which the module may write
+    whole = DTensor.from_local(x, mesh, [layout], run_check=False)
+    return whole.redistribute(placements=[wanted]).to_local()
+
+
+def _is_in(layout: Placement, x: Tensor) -> bool:
+    """True if a layout shards a dimension that ``x`` has, in one block for each rank."""
+    return type(layout) is Shard and -x.dim() <= layout.dim < x.dim()
 
 
 def same(one: Placement, other: Placement, dims: int) -> bool:

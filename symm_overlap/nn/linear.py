@@ -10,7 +10,7 @@ row       Shard(-1), Replicate   matmul-all-reduce                      matmul
 row       Shard(-1), Partial     matmul                                 matmul
 ========  =====================  =====================================  ====================================
 
-Any other layout is redistributed by DTensor: an input first, an output last.
+Any other layout is redistributed: an input first, an output last (layouts.py).
 """
 
 from __future__ import annotations

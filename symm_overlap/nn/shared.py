@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate
 from .._torch import compiling
 from ..collective import all_gather_matmul
 from .gradients import gradient_of_shard, replicated_matmuls
-from .layouts import as_dtensor, dim_of, even_or_whole, is_shard, require_tensor, same
+from .layouts import as_dtensor, dim_of, even_or_whole, is_shard, moved, require_tensor, same
 from .linear import Column, column_of
 from .offer import Offer
 
@@ -133,6 +133,8 @@ class Inputs:
         stays = same(found, wanted, x.dim())
         if stays and given is not self.use_local_output:
             return x
+        if not given and self.use_local_output:
+            return moved(x, self.mesh, layout, wanted)
         whole = as_dtensor(x, self.mesh, layout)
         if not stays:
             whole = whole.redistribute(placements=[wanted])

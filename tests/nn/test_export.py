@@ -12,6 +12,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 
 from symm_overlap.fsdp import ShardedLinear
+from symm_overlap.nn import ColwiseParallel, PrepareModuleInput, RowwiseParallel
 from tests.nn.blocks import MLP, WIDTH, mlp_plan
 from tests.nn.reference import EXACT, mesh_of, part, values
 from tests.ranks import Pool, Rank
@@ -40,6 +41,31 @@ def keeps_the_forward(model: nn.Module, x: torch.Tensor, expected: torch.Tensor)
 @pytest.mark.parametrize("dim", [None, 1])
 def test_an_exported_model_computes_the_same(ranks: Pool, dim: int | None) -> None:
     ranks.run(2, exported, dim)
+
+
+STYLES = {
+    "head": ColwiseParallel(output_layouts=Replicate()),
+    "gathered head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+    "whole rows": RowwiseParallel(input_layouts=Replicate()),
+    "split": PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(1), use_local_output=True),
+    "whole": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate(), use_local_output=True),
+}
+
+
+def moved(me: Rank, name: str, strict: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(WIDTH, WIDTH).double()
+    module = parallelize_module(layer, mesh_of(me), STYLES[name])
+    with torch.no_grad():
+        x = values((2, 4, WIDTH))
+        program = torch.export.export(module, (x,), strict=strict)
+        torch.testing.assert_close(program.module()(x + 1), module(x + 1), **EXACT)
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_inputs_and_outputs_that_change_their_layout_are_exported(ranks: Pool, name: str) -> None:
+    for strict in (False, True):
+        ranks.run(2, moved, name, strict)
 
 
 def exported_shards(me: Rank) -> None:

@@ -19,6 +19,10 @@ WIDTH, OUT = 8, 16
 LAYOUTS = [Replicate(), Shard(0), Shard(1), Shard(2), Partial()]
 
 
+def local_of(x: Tensor) -> Tensor:
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
 def laid_out(me: Rank, whole: Tensor, layout: Placement) -> Tensor:
     """Return this rank's part of a tensor with this layout, as a leaf that requires a gradient."""
     if isinstance(layout, Partial):
@@ -36,6 +40,7 @@ def as_in_torch(me: Rank, name: str, given: Placement, wanted: Placement, local:
     torch.manual_seed(0)
     linear = nn.Linear(WIDTH, OUT).double()
     found: list[Any] = []
+    without: list[Tensor] = []
     contiguous: list[bool] = []
     for styles in (parallel, ours):
         style = getattr(styles, name)
@@ -46,15 +51,20 @@ def as_in_torch(me: Rank, name: str, given: Placement, wanted: Placement, local:
         module = parallelize_module(copy.deepcopy(linear), mesh, style(**options))
         leaf = laid_out(me, whole, given)
         leaf.register_hook(lambda grad: contiguous.append(grad.is_contiguous()))
-        y = module(DTensor.from_local(leaf, mesh, [given], run_check=False) if as_dtensor else leaf)
+        x = DTensor.from_local(leaf, mesh, [given], run_check=False) if as_dtensor else leaf
+        with torch.no_grad():  # in which ours takes no DTensor
+            without.append(local_of(module(x)))
+        y = module(x)
         assert isinstance(y, DTensor) is not local
-        mine = y.to_local() if isinstance(y, DTensor) else y
+        mine = local_of(y)
         contiguous.append(mine.is_contiguous())
         weighted(mine, values(tuple(mine.shape), 4)).backward()
         placements = y.placements if isinstance(y, DTensor) else None
         found.append((mine.detach(), placements, leaf.grad, [full(each.grad) for each in module.parameters()]))
     (y, layout, *gradients), (expected, expected_layout, *expected_gradients) = found[1], found[0]
     torch.testing.assert_close(y, expected, **EXACT)
+    torch.testing.assert_close(without, [expected, expected], **EXACT)
+    assert without[1].is_contiguous() or not without[0].is_contiguous()
     assert layout == expected_layout
     torch.testing.assert_close(gradients, expected_gradients, **EXACT)
     for place, with_torch, with_ours in zip(("output", "gradient"), contiguous[:2], contiguous[2:], strict=True):
@@ -69,6 +79,36 @@ def test_inputs_and_outputs_of_every_layout(ranks: Pool, name: str, as_dtensor: 
             ranks.run(2, as_in_torch, name, given, Shard(-1), local, as_dtensor)
             ranks.run(2, as_in_torch, name, given, Replicate(), local, as_dtensor)
             ranks.run(2, as_in_torch, name, given, Shard(1), local, as_dtensor)
+
+
+class Doubled(nn.Module):
+    """Writes to its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(2)
+
+
+def prepared(me: Rank, given: Placement, wanted: Placement, length: int, dtype: torch.dtype) -> None:
+    """Compare torch's style with ours: what the module gets, and that the caller's tensor stays as it was."""
+    mesh, whole = mesh_of(me), values((2, length, WIDTH)).to(dtype)
+    found: list[Tensor] = []
+    for styles in (parallel, ours):
+        style = styles.PrepareModuleInput(input_layouts=given, desired_input_layouts=wanted, use_local_output=True)
+        module, x = parallelize_module(Doubled(), mesh, style), part(me, whole, given).clone()
+        before = x.clone()
+        with torch.no_grad(), torch.autocast("cpu", enabled=dtype == torch.float32):
+            found.append(module(x).clone())
+        assert torch.equal(x, before)
+    torch.testing.assert_close(found[1], found[0], **EXACT)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64], ids=str)
+def test_inputs_of_modules_without_gradients(ranks: Pool, dtype: torch.dtype) -> None:
+    for given in LAYOUTS:
+        for wanted in LAYOUTS[:-1]:
+            if given != wanted and not isinstance(given, Partial):
+                ranks.run(2, prepared, given, wanted, 8, dtype)
+    ranks.run(2, prepared, Replicate(), Shard(1), 7, dtype)  # of which rank 0 has one more
 
 
 class Kept(nn.Module):
