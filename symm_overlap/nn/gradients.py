@@ -82,20 +82,10 @@ def partial_sum(group: str, x: Tensor) -> Tensor:
     return same
 
 
-def transposed(weight: Tensor) -> Tensor:
-    """Return ``weight.t()`` such that its gradient has the memory order of the weight.
-
-    Ops compute the gradient of a right-hand side row by row. Adding it to the gradients of earlier passes, which have
-    another memory order, takes more than twice the time.
-    """
-    right: Tensor = apply(_Transposed, weight)
-    return right
-
-
-def contiguous_gradient(x: Tensor) -> Tensor:
-    """Return ``x`` such that its gradient is contiguous if ``x`` is. The model's own functions may rely on that."""
-    same: Tensor = apply(_ContiguousGradient, x)
-    return same
+def sum_to_replicated(group: str, x: Tensor) -> Tensor:
+    """Return ``all_reduce(x)``. Its gradient is the same on every rank, so backward needs no communication."""
+    summed: Tensor = apply(_SumToReplicated, group, x)
+    return summed
 
 
 def _differentiable(*xs: Tensor | None) -> bool:
@@ -275,25 +265,3 @@ class _GradientOfShard(torch.autograd.Function):
         own, first = torch.zeros_like(grad), ctx.rank * size
         own.narrow(ctx.dim, first, size).copy_(grad.narrow(ctx.dim, first, size))
         return None, None, None, None, own
-
-
-class _ContiguousGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.contiguous = x.is_contiguous()
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad.contiguous() if ctx.contiguous else grad
-
-
-class _Transposed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor) -> Tensor:
-        ctx.set_materialize_grads(False)  # a layer that was not called has no gradient, instead of zeros
-        return weight.t()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> Tensor | None:
-        return None if grad is None else grad.t().contiguous()

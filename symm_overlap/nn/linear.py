@@ -25,15 +25,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from ..collective import all_gather_matmul, matmul_reduce_scatter
-from .gradients import (
-    contiguous_gradient,
-    matmul_to_replicated,
-    partial_sum,
-    replicated_matmuls,
-    summed_gradients,
-    transposed,
-)
+from .gradients import matmul_to_replicated, partial_sum, replicated_matmuls, summed_gradients
 from .layouts import dim_of, even_or_whole, is_shard, require_tensor, same, to_local_input, to_output
+from .memory_order import contiguous_gradient, transposed
 from .offer import Offer, offered, with_offers
 from .sharding import local_of, sharded
 

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, parallel
 
 from ..collective.arguments import group_name
+from . import embedding
 from .forward import override
 from .linear import Column, Layout, Row
 from .offer import without_offer
@@ -39,9 +40,11 @@ class ColwiseParallel(parallel.ColwiseParallel):
 
         F.linear(all_gather(x), weight.chunk(world)[r], bias.chunk(world)[r])
 
-    For ``nn.Linear``, and for modules with a weight of shape (in, out), such as transformers' ``Conv1D``. For an
-    ``nn.Embedding`` it uses torch's own style. With input ``Shard(d)`` the layer is an all-gather-matmul. With input
-    ``Replicate()`` it is a matmul, and the gradient of its input is a matmul-all-reduce.
+    For ``nn.Linear``, and for modules with a weight of shape (in, out), such as transformers' ``Conv1D``. With input
+    ``Shard(d)`` the layer is an all-gather-matmul. With input ``Replicate()`` it is a matmul, and the gradient of its
+    input is a matmul-all-reduce.
+
+    An ``nn.Embedding`` is sharded by its features: every rank looks up its part of them.
 
     Args:
         parts: how many equal outputs, side by side, form the layer's output, such as 3 for q, k and v in one. Each
@@ -65,7 +68,7 @@ class ColwiseParallel(parallel.ColwiseParallel):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         require_mesh(device_mesh, "ColwiseParallel")
         if isinstance(module, nn.Embedding):
-            return _embedding(super()._apply, module, device_mesh)
+            return _embedding(self, embedding.COLUMNS, super()._apply, module, device_mesh)
         transposed = _transposed(module, "ColwiseParallel")
         outputs = _weight_shape(module)[1 if transposed else 0]
         require_shards(outputs, self.parts, device_mesh, f"ColwiseParallel: {type(module).__name__} with out_features")
@@ -81,10 +84,13 @@ class RowwiseParallel(parallel.RowwiseParallel):
 
         reduce_scatter(F.linear(x, weight.chunk(world, 1)[r])) + bias       # or all_reduce, for Replicate()
 
-    For ``nn.Linear``, and for modules with a weight of shape (in, out), such as transformers' ``Conv1D``. For an
-    ``nn.Embedding`` it uses torch's own style. With output ``Shard(d)`` the layer is a matmul-reduce-scatter, with
-    output ``Replicate()`` a matmul-all-reduce. With output ``Partial()`` it is a matmul without communication: the
-    outputs of the ranks add up to the layer's output, and each contains an equal part of the bias.
+    For ``nn.Linear``, and for modules with a weight of shape (in, out), such as transformers' ``Conv1D``. With output
+    ``Shard(d)`` the layer is a matmul-reduce-scatter, with output ``Replicate()`` a matmul-all-reduce. With output
+    ``Partial()`` it is a matmul without communication: the outputs of the ranks add up to the layer's output, and each
+    contains an equal part of the bias.
+
+    An ``nn.Embedding`` is sharded by its vocabulary: every rank looks up the indices in its part, and the results are
+    reduced, to output ``Shard(d)`` or ``Replicate()``.
 
     Args:
         parts: how many equal inputs, side by side, form the layer's input, such as outputs of several layers that are
@@ -106,7 +112,7 @@ class RowwiseParallel(parallel.RowwiseParallel):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         require_mesh(device_mesh, "RowwiseParallel")
         if isinstance(module, nn.Embedding):
-            return _embedding(super()._apply, module, device_mesh)
+            return _embedding(self, embedding.ROWS, super()._apply, module, device_mesh)
         transposed = _transposed(module, "RowwiseParallel")
         inputs = _weight_shape(module)[0 if transposed else 1]
         require_shards(inputs, self.parts, device_mesh, f"RowwiseParallel: {type(module).__name__} with in_features")
@@ -164,8 +170,12 @@ def _forward(module: Any, input: Tensor) -> Tensor:
     return output
 
 
-def _embedding(apply: Any, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Apply torch's style to an embedding. Its weight may also be the weight of a linear layer."""
+def _embedding(style: Any, dim: int, apply: Any, module: nn.Embedding, mesh: DeviceMesh) -> nn.Module:
+    """Apply the style to an embedding, or torch's style. Its weight may also be the weight of a linear layer."""
+    ((given,), (wanted,)) = style.input_layouts, style.output_layouts
+    if embedding.is_ours(module, mesh, dim, wanted):
+        embedding.install(module, mesh, dim, (given, wanted), style.use_local_output, style.src_data_rank)
+        return module
     before: Any = module.weight
     apply(module, mesh)
     share(module, "weight", before)
