@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 import symm_overlap.fsdp
@@ -226,3 +227,37 @@ def applied_again(me: Rank) -> None:
 
 def test_apply_may_come_late_again_and_for_several_models(ranks: Pool) -> None:
     ranks.run(2, applied_again)
+
+
+def recovers(me: Rank, forward: bool) -> None:
+    """All ranks raise the same error of their own, reset the model, and go on."""
+    found = []
+    for apply in (False, True):
+        made: Any = sharded(me, model())
+        if apply:
+            symm_overlap.fsdp.apply(made)
+        loss_of(me, made, 0)
+        inner = next(each for each in blocks(made)[1].modules() if isinstance(each, nn.Linear))
+        register = inner.register_forward_hook if forward else inner.register_full_backward_hook
+        hook = register(fail)
+        with pytest.raises(KeyError, match="of the user"):
+            loss_of(me, made, 1)
+        hook.remove()
+        made.reset_iter_state()
+        made.zero_grad()
+        for step in (2, 3):
+            loss_of(me, made, step)
+        gradients = [parameter.grad for parameter in made.parameters()]
+        found.append([each.to_local() for each in gradients if isinstance(each, DTensor)])
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+    assert found[0]
+
+
+def fail(*unused: Any) -> None:
+    raise KeyError("of the user's own")
+
+
+@pytest.mark.skipif(not hasattr(FSDPModule, "reset_iter_state"), reason="torch 2.13 has it")
+@pytest.mark.parametrize("forward", [True, False], ids=["forward", "backward"])
+def test_a_model_can_be_reset_after_an_error_of_the_users_own(fresh_ranks: Callable[..., Pool], forward: bool) -> None:
+    fresh_ranks(2).run(2, recovers, forward)
