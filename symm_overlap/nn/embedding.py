@@ -62,7 +62,7 @@ class EmbeddingLayout:
     def _own_rows(self, indices: Tensor, weight: Tensor, module: Any) -> Tensor:
         """Look up this rank's part of the vocabulary. All other indices get zeros."""
         rows = weight.shape[0]
-        first = self.mesh.get_local_rank() * -(-module.num_embeddings // self.mesh.size())
+        first = self.mesh.get_local_rank() * -(-module.weight.shape[0] // self.mesh.size())  # as torch shards it
         elsewhere = (indices < first) | (indices >= first + rows)
         padding = None if module.padding_idx is None else module.padding_idx - first
         if padding is not None and not 0 <= padding < rows:

@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 from symm_overlap import nn as ours
 from symm_overlap.nn.embedding import EmbeddingLayout
-from tests.nn.reference import EXACT, full, mesh_of, part, same_gradients, values, weighted
+from tests.nn.reference import EXACT, TORCH, full, local_of, mesh_of, part, same_gradients, values, weighted
 from tests.ranks import Pool, Rank
 
 WIDTH, LENGTH = 8, 4
@@ -25,10 +25,6 @@ NAMES = ["ColwiseParallel", "RowwiseParallel"]
 
 def words(rows: int, length: int = LENGTH) -> Tensor:
     return torch.randint(rows, (2, length), generator=torch.Generator().manual_seed(3))
-
-
-def local_of(x: Tensor) -> Tensor:
-    return x.to_local() if isinstance(x, DTensor) else x
 
 
 def as_in_torch(
@@ -130,6 +126,26 @@ def trains(me: Rank, wanted: Placement, compiled: bool) -> None:
     with torch.no_grad():
         program = torch.export.export(model, (x,), strict=False)
         torch.testing.assert_close(program.module()(11 - x), whole(11 - x), **EXACT)
+
+
+def penalised(me: Rank, name: str) -> None:
+    """Differentiate the square of a gradient."""
+    torch.manual_seed(0)
+    whole = nn.Embedding(6, WIDTH).double()
+    style = getattr(ours, name)(input_layouts=Replicate(), output_layouts=Replicate())
+    model = parallelize_module(copy.deepcopy(whole), mesh_of(me), style)
+    for module in (whole, model):
+        found = torch.tanh(module(words(6))).square().sum()
+        (gradient,) = torch.autograd.grad(found, module.weight, create_graph=True)
+        full(gradient.square().sum()).backward()
+    torch.testing.assert_close(full(model.weight.grad), whole.weight.grad, **EXACT)
+    assert whole.weight.grad.abs().max() > 0
+
+
+@pytest.mark.skipif(TORCH < (2, 13), reason="gradients by DTensors can be differentiated again since torch 2.13")
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_can_be_differentiated_again(ranks: Pool, name: str) -> None:
+    ranks.run(2, penalised, name)
 
 
 def under_fsdp(me: Rank) -> None:

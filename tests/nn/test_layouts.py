@@ -12,15 +12,11 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import parallelize_module
 
 from symm_overlap import nn as ours
-from tests.nn.reference import EXACT, full, mesh_of, part, same_gradients, values, weighted
+from tests.nn.reference import EXACT, full, local_of, mesh_of, part, same_gradients, values, weighted
 from tests.ranks import Pool, Rank
 
 WIDTH, OUT = 8, 16
 LAYOUTS = [Replicate(), Shard(0), Shard(1), Shard(2), Partial()]
-
-
-def local_of(x: Tensor) -> Tensor:
-    return x.to_local() if isinstance(x, DTensor) else x
 
 
 def laid_out(me: Rank, whole: Tensor, layout: Placement) -> Tensor:
