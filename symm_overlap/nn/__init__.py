@@ -2,7 +2,7 @@
 
 from .linear import column_parallel
 from .modules import ColumnParallelLinear, RowParallelLinear
-from .prepare import PrepareModuleInput, PrepareModuleInputOutput
+from .prepare import PrepareModuleInput, PrepareModuleInputOutput, PrepareModuleOutput
 from .sequence import SequenceParallel
 from .styles import ColwiseParallel, RowwiseParallel
 
@@ -11,6 +11,7 @@ __all__ = [
     "ColwiseParallel",
     "PrepareModuleInput",
     "PrepareModuleInputOutput",
+    "PrepareModuleOutput",
     "RowParallelLinear",
     "RowwiseParallel",
     "SequenceParallel",

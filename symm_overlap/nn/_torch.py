@@ -5,9 +5,25 @@ Checked on torch 2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["comptime", "strided_shard"]
+import torch
+from torch import Tensor
+
+__all__ = ["all_to_all", "comptime", "strided_shard"]
+
+
+def all_to_all(parts: Sequence[Tensor], group: str) -> tuple[Tensor, ...]:
+    """Send ``parts[r]`` to rank r, and return what each rank sent here. All parts have one shape.
+
+    torch.export keeps this collective, which it cannot do with those of `torch.distributed`.
+    """
+    ops = torch.ops._c10d_functional
+    sizes = [1] * len(parts)
+    sent = torch.stack(tuple(parts)).view(torch.uint8)  # gloo does not send every dtype
+    received: Tensor = ops.wait_tensor(ops.all_to_all_single(sent, sizes, sizes, group))
+    return received.view(parts[0].dtype).unbind()
 
 
 def comptime() -> Any:

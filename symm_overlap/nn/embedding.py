@@ -10,21 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
 
-from ..collective import reduce_scatter
-from ..collective.arguments import group_name
 from .forward import override
-from .gradients import sum_to_replicated
-from .layouts import dim_of, is_shard, same, to_local_input, to_output
+from .layouts import REDUCED, is_shard, same, summed, to_local_input, to_output
 from .sharding import distribute, local_of
 
 ROWS, COLUMNS = 0, 1
-_SUMMED = torch.float32, torch.float64, torch.bfloat16, torch.float16
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,14 +27,13 @@ class EmbeddingLayout:
     """How a parallel embedding is laid out on the ranks, with its indices and its output.
 
     Attributes:
-        mesh, group: the one-dimensional mesh of ranks, and the name of its group.
+        mesh: the one-dimensional mesh of ranks.
         dim: the dimension of the weight that is sharded, `ROWS` or `COLUMNS`.
         input, output: the layouts of the indices (if they are not a DTensor) and of the output.
         use_local_output: whether the output is this rank's local tensor instead of a DTensor.
     """
 
     mesh: DeviceMesh
-    group: str
     dim: int
     input: Placement
     output: Placement
@@ -56,27 +50,24 @@ class EmbeddingLayout:
         if self.dim == COLUMNS:
             found = F.embedding(whole, weight, module.padding_idx)
         else:
-            found, layout = self._summed(self._own_rows(whole, weight, module))
+            found, layout = summed(self._own_rows(whole, weight, module), self.mesh, self.output)
         return to_output(found, self.mesh, layout, self.output, self.use_local_output)
 
     def _own_rows(self, indices: Tensor, weight: Tensor, module: Any) -> Tensor:
-        """Look up this rank's part of the vocabulary. All other indices get zeros."""
-        rows = weight.shape[0]
-        first = self.mesh.get_local_rank() * -(-module.weight.shape[0] // self.mesh.size())  # as torch shards it
-        elsewhere = (indices < first) | (indices >= first + rows)
+        """Look up this rank's part of the vocabulary. The indices of other ranks' parts get zeros.
+
+        Indices outside the whole vocabulary are an error on every rank, as if the embedding were not parallel.
+        """
+        rows, vocabulary = weight.shape[0], module.weight.shape[0]
+        first = self.mesh.get_local_rank() * -(-vocabulary // self.mesh.size())  # as torch shards it
+        before = (indices >= 0) & (indices < first)
+        after = (indices >= first + rows) & (indices < vocabulary)
+        elsewhere = before | after
         padding = None if module.padding_idx is None else module.padding_idx - first
         if padding is not None and not 0 <= padding < rows:
             padding = None
         found = F.embedding((indices - first).masked_fill(elsewhere, 0), weight, padding)
         return found.masked_fill(elsewhere.unsqueeze(-1), 0)
-
-    def _summed(self, part: Tensor) -> tuple[Tensor, Placement]:
-        """Return the sum of all ranks' outputs, and its layout."""
-        if is_shard(self.output):
-            dim = dim_of(self.output, part.dim())
-            if 0 <= dim < part.dim() and part.shape[dim] % self.mesh.size() == 0:
-                return reduce_scatter(part, "sum", dim, self.group), self.output
-        return sum_to_replicated(self.group, part), Replicate()
 
 
 def install(
@@ -94,7 +85,7 @@ def install(
         ValueError: see `symm_overlap.nn.sharding.distribute`.
     """
     distribute(module, "weight", mesh, Shard(dim), src)
-    override(module, _forward, parallel=EmbeddingLayout(mesh, group_name(mesh), dim, *layouts, local))
+    override(module, _forward, parallel=EmbeddingLayout(mesh, dim, *layouts, local))
 
 
 def is_ours(module: nn.Embedding, mesh: DeviceMesh, dim: int, output: Placement) -> bool:
@@ -102,7 +93,7 @@ def is_ours(module: nn.Embedding, mesh: DeviceMesh, dim: int, output: Placement)
     options = module.max_norm is not None or module.scale_grad_by_freq or module.sparse
     if options or type(module).forward is not nn.Embedding.forward or "forward" in vars(module):
         return False
-    if module.weight.dtype not in _SUMMED or not (is_shard(output) or isinstance(output, Replicate)):
+    if module.weight.dtype not in REDUCED or not (is_shard(output) or isinstance(output, Replicate)):
         return False
     size, world = module.weight.shape[dim], mesh.size()
     if dim == COLUMNS:

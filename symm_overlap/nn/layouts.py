@@ -7,11 +7,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from .._torch import compiling
-from ..collective import all_gather
+from ..collective import all_gather, reduce_scatter
 from ..collective.arguments import group_name
+from ._torch import all_to_all
+from .gradients import sum_to_replicated
+
+REDUCED = torch.float32, torch.float64, torch.bfloat16, torch.float16
+"""The dtypes that the ops reduce."""
 
 
 def as_dtensor(x: Tensor, mesh: DeviceMesh, layout: Placement) -> DTensor:
@@ -64,18 +69,43 @@ def to_output(y: Tensor, mesh: DeviceMesh, layout: Placement, wanted: Placement,
 def moved(x: Tensor, mesh: DeviceMesh, layout: Placement, wanted: Placement) -> Tensor:
     """Return this rank's part of a tensor in the wanted layout. ``x`` is its part in another layout.
 
-    Without gradients this takes no DTensor, if it is simple: that takes less time, and torch.export accepts none there.
-    Compiled code is left to DTensor, for whose collectives the compiler pass has patterns.
+    If it is simple, this takes no DTensor: a partial tensor is reduced through symmetric memory, and without gradients,
+    any other is gathered, cut or exchanged. That takes less time, and torch.export accepts no DTensor there. Compiled
+    code is left to DTensor, for whose collectives the compiler pass has patterns.
     """
-    if not torch.is_grad_enabled() and (torch.compiler.is_exporting() or not compiling()):
-        if isinstance(wanted, Replicate) and _is_in(layout, x):
-            return all_gather(x, dim_of(layout, x.dim()), group_name(mesh))
-        if isinstance(layout, Replicate) and _is_in(wanted, x):
-            dim, world = dim_of(wanted, x.dim()), mesh.size()
-            if x.shape[dim] % world == 0:
-                return x.chunk(world, dim)[mesh.get_local_rank()].clone()  # to which the module may write
+    if torch.compiler.is_exporting() or not compiling():
+        if is_sum(layout, x.dtype):
+            total, layout = summed(x, mesh, wanted)
+            return total if same(layout, wanted, x.dim()) else moved(total, mesh, layout, wanted)
+        simple = None if torch.is_grad_enabled() else _moved_simply(x, mesh, layout, wanted)
+        if simple is not None:
+            return simple
     whole = DTensor.from_local(x, mesh, [layout], run_check=False)
     return whole.redistribute(placements=[wanted]).to_local()
+
+
+def _moved_simply(x: Tensor, mesh: DeviceMesh, layout: Placement, wanted: Placement) -> Tensor | None:
+    """Return this rank's part in the wanted layout, without gradients, or None if a part is not one even block."""
+    if isinstance(wanted, Replicate) and _is_in(layout, x):
+        return all_gather(x, dim_of(layout, x.dim()), group_name(mesh))
+    if not _is_in(wanted, x) or x.shape[dim := dim_of(wanted, x.dim())] % mesh.size():
+        return None
+    parts = x.chunk(mesh.size(), dim)
+    if isinstance(layout, Replicate):
+        return parts[mesh.get_local_rank()].clone()  # to which the module may write
+    return torch.cat(all_to_all(parts, group_name(mesh)), dim_of(layout, x.dim())) if _is_in(layout, x) else None
+
+
+def is_sum(layout: Placement, dtype: torch.dtype) -> bool:
+    """True if a tensor is the sum of all ranks' parts, and the ops reduce its dtype."""
+    return type(layout) is Partial and layout.reduce_op == "sum" and dtype in REDUCED
+
+
+def summed(part: Tensor, mesh: DeviceMesh, wanted: Placement) -> tuple[Tensor, Placement]:
+    """Return the sum of all ranks' tensors, and its layout: whole on every rank, or as wanted if that is even."""
+    if _is_in(wanted, part) and part.shape[dim := dim_of(wanted, part.dim())] % mesh.size() == 0:
+        return reduce_scatter(part, "sum", dim, group_name(mesh)), wanted
+    return sum_to_replicated(group_name(mesh), part), Replicate()
 
 
 def _is_in(layout: Placement, x: Tensor) -> bool:

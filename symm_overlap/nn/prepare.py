@@ -1,16 +1,18 @@
-"""The styles that lay out a module's inputs: ``PrepareModuleInput`` and ``PrepareModuleInputOutput``."""
+"""The styles that lay out a module's inputs and outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, parallel
+from torch.distributed.tensor import DTensor, Placement, Replicate, parallel
 
 from ..collective.arguments import group_name
 from .forward import override
+from .layouts import as_dtensor, require_tensor, to_output
 from .offer import with_offers
 from .sharding import require_mesh
 from .shared import Change, Inputs
@@ -73,8 +75,63 @@ class PrepareModuleInput(parallel.PrepareModuleInput):
         return module
 
 
+class PrepareModuleOutput(parallel.PrepareModuleOutput):
+    """Lay out a module's outputs as torch's `PrepareModuleOutput` does.
+
+    Equivalent, in plain PyTorch, to ``redistribute(module(x))``. In eager mode, an output with the layout ``Partial()``
+    is reduced through symmetric memory, by a reduce-scatter or an all-reduce. So a block whose branches end in
+    `RowwiseParallel` with the output ``Partial()`` adds the branches and reduces their sum once.
+
+    Args:
+        output_layouts, desired_output_layouts, use_local_output: as in torch's style.
+
+    Raises:
+        ValueError: the mesh has several dimensions; at a call, the module has more or fewer outputs than the layouts,
+            or an output is a DTensor on another mesh.
+        TypeError: at a call, an output with a layout is not a tensor.
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        require_mesh(device_mesh, "PrepareModuleOutput")
+        changes = tuple(zip(self.output_layouts, self.desired_output_layouts, strict=True))
+        module.register_forward_hook(_Outputs(device_mesh, changes, self.use_local_output))
+        return module
+
+
+@dataclass(frozen=True, eq=False)
+class _Outputs:
+    """The forward hook that lays out the outputs of a module."""
+
+    mesh: DeviceMesh
+    changes: tuple[Change, ...]
+    use_local_output: bool
+
+    def __deepcopy__(self, memo: Any) -> _Outputs:
+        return self  # it never changes, and ranks are not copied with a model
+
+    def __call__(self, module: nn.Module, args: Any, outputs: Any) -> Any:
+        """Return the outputs in the layouts that the model wants: one, or a tuple."""
+        each = outputs if isinstance(outputs, tuple) else (outputs,)
+        if len(each) != len(self.changes):
+            raise ValueError(
+                f"PrepareModuleOutput: {type(module).__name__} returned {len(each)} outputs, and the style has "
+                f"{len(self.changes)} layouts: give one layout for each output, and None to one that stays as it is"
+            )
+        found = tuple(self._laid_out(output, *change) for output, change in zip(each, self.changes, strict=True))
+        return found[0] if len(found) == 1 else found
+
+    def _laid_out(self, output: Any, layout: Placement | None, wanted: Placement | None) -> Any:
+        if layout is None or wanted is None:
+            return output
+        if isinstance(output, DTensor):
+            whole = as_dtensor(output, self.mesh, layout).redistribute(placements=[wanted])
+            return whole.to_local() if self.use_local_output else whole
+        require_tensor(output)
+        return to_output(output, self.mesh, layout, wanted, self.use_local_output)
+
+
 class PrepareModuleInputOutput(parallel.PrepareModuleInputOutput):
-    """Lay out a module's inputs as `PrepareModuleInput` does, and its outputs as torch's `PrepareModuleOutput` does.
+    """Lay out a module's inputs as `PrepareModuleInput` does, and its outputs as `PrepareModuleOutput` does.
 
     Equivalent, in plain PyTorch, to ``redistribute(module(all_gather(x)))``, where the gather is shared by the linear
     layers of the module.
@@ -109,6 +166,11 @@ class PrepareModuleInputOutput(parallel.PrepareModuleInputOutput):
         )
         self.prepare_module_input = PrepareModuleInput(
             linears=linears, contiguous=contiguous, use_local_output=use_local_input, **input_layouts
+        )
+        self.prepare_module_output = PrepareModuleOutput(
+            output_layouts=output_layouts,
+            desired_output_layouts=desired_output_layouts,
+            use_local_output=use_local_output,
         )
 
 

@@ -87,6 +87,20 @@ def test_what_is_left_to_torch(ranks: Pool) -> None:
     ranks.run(2, left_to_torch, "RowwiseParallel", 6, 8, {"scale_grad_by_freq": True})
 
 
+def outside(me: Rank, name: str, index: int) -> None:
+    style = getattr(ours, name)(input_layouts=Replicate(), output_layouts=Replicate())
+    module = parallelize_module(nn.Embedding(6, WIDTH), mesh_of(me), style)
+    with pytest.raises(IndexError, match="index out of range"):
+        module(torch.tensor([0, index, 5]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_index_outside_the_vocabulary_is_an_error_on_every_rank(ranks: Pool, name: str) -> None:
+    """With torch's style, its output is zeros if the vocabulary is sharded."""
+    for index in (-1, 6, 100):
+        ranks.run(2, outside, name, index)
+
+
 class Model(nn.Module):
     """An embedding that is tied to the head, and layers between them."""
 

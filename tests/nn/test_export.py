@@ -48,6 +48,10 @@ STYLES = {
     "gathered head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
     "whole rows": RowwiseParallel(input_layouts=Replicate()),
     "split": PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(1), use_local_output=True),
+    "batch by sequence": PrepareModuleInput(
+        input_layouts=Shard(0), desired_input_layouts=Shard(1), use_local_output=True
+    ),
+    "sequence by features": ColwiseParallel(output_layouts=Shard(1)),
     "whole": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate(), use_local_output=True),
 }
 

@@ -88,6 +88,7 @@ def experts(me: Rank) -> list[str]:
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_module_whose_output_is_summed_by_its_style_shares_its_gather(ranks: Pool, world: int) -> None:
     calls = ranks.run(world, experts)[0]
-    # Forward: one gather. Backward: the gradients of the bias and of the input are summed, and the gradients of the
-    # weights share a gather.
-    assert calls == ["all_gather_matmul", "all_reduce", "matmul_reduce_scatter", "all_gather_matmul"]
+    # Forward: one gather, one sum of the output. Backward: the gradient of the output is gathered, those of the bias
+    # and of the input are summed, and those of the weights share a gather.
+    forward, backward = ["all_gather_matmul", "reduce_scatter"], ["all_reduce", "matmul_reduce_scatter"]
+    assert calls == [*forward, "all_gather", *backward, "all_gather_matmul"]
