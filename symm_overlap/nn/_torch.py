@@ -15,13 +15,13 @@ __all__ = ["all_to_all", "comptime", "strided_shard"]
 
 
 def all_to_all(parts: Sequence[Tensor], group: str) -> tuple[Tensor, ...]:
-    """Send ``parts[r]`` to rank r, and return what each rank sent here. All parts have one shape.
+    """Send ``parts[r]`` to rank r, and return what each rank sent here. All parts have one shape, and are not empty.
 
     torch.export keeps this collective, which it cannot do with those of `torch.distributed`.
     """
     ops = torch.ops._c10d_functional
     sizes = [1] * len(parts)
-    sent = torch.stack(tuple(parts)).view(torch.uint8)  # gloo does not send every dtype
+    sent = torch.stack(tuple(parts)).contiguous().view(torch.uint8)  # gloo does not send every dtype
     received: Tensor = ops.wait_tensor(ops.all_to_all_single(sent, sizes, sizes, group))
     return received.view(parts[0].dtype).unbind()
 

@@ -58,8 +58,14 @@ class EmbeddingLayout:
 
         Indices outside the whole vocabulary are an error on every rank, as if the embedding were not parallel.
         """
-        rows, vocabulary = weight.shape[0], module.weight.shape[0]
+        # Compiled code is made anew for another num_embeddings. torch 2.13 does not do so for another whole size of a
+        # DTensor whose part on this rank has the same size.
+        rows, vocabulary = weight.shape[0], module.num_embeddings
+        if vocabulary != module.weight.shape[0]:  # the weight was replaced
+            vocabulary = module.weight.shape[0]
         first = self.mesh.get_local_rank() * -(-vocabulary // self.mesh.size())  # as torch shards it
+        if rows == 0:  # F.embedding needs a row
+            weight, first = F.pad(weight, (0, 0, 0, 1)), vocabulary - 1
         before = (indices >= 0) & (indices < first)
         after = (indices >= first + rows) & (indices < vocabulary)
         elsewhere = before | after
@@ -95,10 +101,8 @@ def is_ours(module: nn.Embedding, mesh: DeviceMesh, dim: int, output: Placement)
         return False
     if module.weight.dtype not in REDUCED or not (is_shard(output) or isinstance(output, Replicate)):
         return False
-    size, world = module.weight.shape[dim], mesh.size()
-    if dim == COLUMNS:
-        return size % world == 0
-    return size > -(-size // world) * (world - 1)  # every rank has rows
+    size: int = module.weight.shape[dim]
+    return size % mesh.size() == 0 if dim == COLUMNS else size > 0
 
 
 def _forward(module: Any, input: Tensor) -> Tensor:

@@ -20,14 +20,18 @@ def override(module: Any, forward: Callable[..., Any], **attributes: Any) -> Non
     module.not_saved = _NOT_SAVED
 
 
+def not_saved(self: object) -> NoReturn:
+    """Raise an error when a module with a style is saved as a whole. Otherwise loading it would fail."""
+    raise TypeError("a module with a style of symm_overlap.nn cannot be saved as a whole: save its state_dict()")
+
+
 class _NotSaved:
-    """Raises an error when the module that it is an attribute of is saved. Otherwise loading it would fail."""
+    """Raises an error when the module that it is an attribute of is saved."""
 
     def __deepcopy__(self, memo: Any) -> _NotSaved:
         return self
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a module with a style of symm_overlap.nn cannot be saved as a whole: save its state_dict()")
+    __reduce__ = not_saved
 
 
 _NOT_SAVED = _NotSaved()

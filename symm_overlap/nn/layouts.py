@@ -19,24 +19,25 @@ REDUCED = torch.float32, torch.float64, torch.bfloat16, torch.float16
 """The dtypes that the ops reduce."""
 
 
-def as_dtensor(x: Tensor, mesh: DeviceMesh, layout: Placement) -> DTensor:
+def as_dtensor(x: Tensor, mesh: DeviceMesh, layout: Placement, what: str = "the input") -> DTensor:
     """Return ``x`` if it is a DTensor, else the DTensor of which ``x`` is this rank's part.
 
     Raises:
-        TypeError: ``x`` is not a tensor. ValueError: ``x`` is a DTensor on another mesh.
+        TypeError: ``x`` is not a tensor. ValueError: ``x`` is a DTensor on another mesh. Their messages begin with
+            ``what``.
     """
     if isinstance(x, DTensor):
         if x.device_mesh != mesh:
-            raise ValueError(f"the input is a DTensor on {x.device_mesh}, and the module is on {mesh}: use one mesh")
+            raise ValueError(f"{what} is a DTensor on {x.device_mesh}, and the module is on {mesh}: use one mesh")
         return x
-    require_tensor(x)
+    require_tensor(x, what)
     return DTensor.from_local(x, mesh, [layout], run_check=False)
 
 
-def require_tensor(x: object) -> None:
+def require_tensor(x: object, what: str = "the input") -> None:
     """Raise TypeError if ``x`` is not a tensor."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"the input is {type(x).__name__}: pass a tensor or a DTensor")
+        raise TypeError(f"{what} is {type(x).__name__}: pass a tensor or a DTensor")
 
 
 def to_local_input(
@@ -85,10 +86,10 @@ def moved(x: Tensor, mesh: DeviceMesh, layout: Placement, wanted: Placement) -> 
 
 
 def _moved_simply(x: Tensor, mesh: DeviceMesh, layout: Placement, wanted: Placement) -> Tensor | None:
-    """Return this rank's part in the wanted layout, without gradients, or None if a part is not one even block."""
+    """Return this rank's part in the wanted layout, without gradients. None if a part is empty or not one even block."""
     if isinstance(wanted, Replicate) and _is_in(layout, x):
         return all_gather(x, dim_of(layout, x.dim()), group_name(mesh))
-    if not _is_in(wanted, x) or x.shape[dim := dim_of(wanted, x.dim())] % mesh.size():
+    if not _is_in(wanted, x) or x.shape[dim := dim_of(wanted, x.dim())] % mesh.size() or x.numel() == 0:
         return None
     parts = x.chunk(mesh.size(), dim)
     if isinstance(layout, Replicate):

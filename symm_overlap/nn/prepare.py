@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, parallel
 
 from ..collective.arguments import group_name
-from .forward import override
+from .forward import not_saved, override
 from .layouts import as_dtensor, require_tensor, to_output
 from .offer import with_offers
 from .sharding import require_mesh
@@ -78,9 +78,9 @@ class PrepareModuleInput(parallel.PrepareModuleInput):
 class PrepareModuleOutput(parallel.PrepareModuleOutput):
     """Lay out a module's outputs as torch's `PrepareModuleOutput` does.
 
-    Equivalent, in plain PyTorch, to ``redistribute(module(x))``. In eager mode, an output with the layout ``Partial()``
-    is reduced through symmetric memory, by a reduce-scatter or an all-reduce. So a block whose branches end in
-    `RowwiseParallel` with the output ``Partial()`` adds the branches and reduces their sum once.
+    Equivalent, in plain PyTorch, to ``redistribute(module(x))``. In eager mode, a local output with the layout
+    ``Partial()`` is reduced through symmetric memory, by a reduce-scatter or an all-reduce. So a block whose branches
+    end in `RowwiseParallel` with the output ``Partial()`` adds the branches and reduces their sum once.
 
     Args:
         output_layouts, desired_output_layouts, use_local_output: as in torch's style.
@@ -109,6 +109,8 @@ class _Outputs:
     def __deepcopy__(self, memo: Any) -> _Outputs:
         return self  # it never changes, and ranks are not copied with a model
 
+    __reduce__ = not_saved
+
     def __call__(self, module: nn.Module, args: Any, outputs: Any) -> Any:
         """Return the outputs in the layouts that the model wants: one, or a tuple."""
         each = outputs if isinstance(outputs, tuple) else (outputs,)
@@ -117,16 +119,17 @@ class _Outputs:
                 f"PrepareModuleOutput: {type(module).__name__} returned {len(each)} outputs, and the style has "
                 f"{len(self.changes)} layouts: give one layout for each output, and None to one that stays as it is"
             )
-        found = tuple(self._laid_out(output, *change) for output, change in zip(each, self.changes, strict=True))
+        name = f"PrepareModuleOutput: an output of {type(module).__name__}"
+        found = tuple(self._laid_out(name, output, *change) for output, change in zip(each, self.changes, strict=True))
         return found[0] if len(found) == 1 else found
 
-    def _laid_out(self, output: Any, layout: Placement | None, wanted: Placement | None) -> Any:
+    def _laid_out(self, name: str, output: Any, layout: Placement | None, wanted: Placement | None) -> Any:
         if layout is None or wanted is None:
             return output
         if isinstance(output, DTensor):
-            whole = as_dtensor(output, self.mesh, layout).redistribute(placements=[wanted])
+            whole = as_dtensor(output, self.mesh, layout, name).redistribute(placements=[wanted])
             return whole.to_local() if self.use_local_output else whole
-        require_tensor(output)
+        require_tensor(output, name)
         return to_output(output, self.mesh, layout, wanted, self.use_local_output)
 
 

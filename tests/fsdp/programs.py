@@ -43,6 +43,7 @@ class Run:
             if kind == "adam"
             else torch.optim.SGD(group, lr=0.05, momentum=0.9 * (kind == "momentum"))
             for group in groups
+            if group
         ]
         self.clips, self.uneven = draw.random() < 0.3, draw.random() < 0.5
         slots, halves = draw.choice([None, None, 2, 5]), draw.choice([True, False])

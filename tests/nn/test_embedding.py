@@ -87,6 +87,32 @@ def test_what_is_left_to_torch(ranks: Pool) -> None:
     ranks.run(2, left_to_torch, "RowwiseParallel", 6, 8, {"scale_grad_by_freq": True})
 
 
+def without_rows(me: Rank, rows: int, padding: int | None, compiled: bool) -> None:
+    """With torch's style, a rank without rows raises an error, and the others wait for it."""
+    torch.manual_seed(0)
+    whole = nn.Embedding(rows, WIDTH, padding_idx=padding).double()
+    style = ours.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
+    model = parallelize_module(copy.deepcopy(whole), mesh_of(me), style)
+    assert isinstance(model.parallel, EmbeddingLayout)
+    called = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+    expected = whole(words(rows))
+    weights = values(tuple(expected.shape))
+    weighted(expected, weights).backward()
+    found = called(words(rows))
+    torch.testing.assert_close(found, part(me, expected, Shard(1)), **EXACT)
+    weighted(found, part(me, weights, Shard(1))).backward()
+    same_gradients(model, whole, **EXACT)
+    for index in (-1, rows, rows + 1):
+        with pytest.raises(IndexError, match="index out of range"):
+            model(torch.tensor([[0, 0, index, 0]]))
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_vocabulary_that_leaves_ranks_without_rows(ranks: Pool, compiled: bool) -> None:
+    for rows, padding in ((1, None), (2, 1), (5, 4), (6, None), (4, None), (3, 0)):
+        ranks.run(4, without_rows, rows, padding, compiled)
+
+
 def outside(me: Rank, name: str, index: int) -> None:
     style = getattr(ours, name)(input_layouts=Replicate(), output_layouts=Replicate())
     module = parallelize_module(nn.Embedding(6, WIDTH), mesh_of(me), style)

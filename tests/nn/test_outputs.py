@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -111,6 +112,24 @@ def test_branches_are_added_and_reduced_once(ranks: Pool, compiled: bool) -> Non
         ranks.run(2, branches, layout, compiled)
 
 
+def exchanged(me: Rank, x: Tensor) -> None:
+    """Compare torch's style with ours without gradients, where one shard becomes another."""
+    found: list[Tensor] = []
+    for styles in (parallel, ours):
+        style = styles.PrepareModuleOutput(output_layouts=Shard(0), desired_output_layouts=Shard(1))
+        with torch.no_grad():
+            found.append(parallelize_module(nn.Identity(), mesh_of(me), style)(x))
+    assert found[1].shape == found[0].shape
+    assert torch.equal(found[1], found[0])
+    assert found[1].is_contiguous() or not found[0].is_contiguous()
+
+
+def test_shards_in_other_memory_orders_and_empty_ones_are_exchanged(ranks: Pool) -> None:
+    x = values((2, 4, 2, 4))
+    for given in (x.to(memory_format=torch.channels_last), x.transpose(0, 3), x[..., :0], x[:, :, :0], x.float().mT):
+        ranks.run(2, exchanged, given)
+
+
 def wrong_outputs(me: Rank) -> None:
     mesh = mesh_of(me)
     one = ours.PrepareModuleOutput(output_layouts=Shard(0), desired_output_layouts=Replicate())
@@ -121,8 +140,11 @@ def wrong_outputs(me: Rank) -> None:
         def forward(self, x: Tensor) -> None:
             return None
 
-    with pytest.raises(TypeError, match="NoneType"):
-        parallelize_module(Nothing(), mesh, one)(torch.ones(2, 2))
+    nothing = parallelize_module(Nothing(), mesh, one)
+    with pytest.raises(TypeError, match="PrepareModuleOutput: an output of Nothing is NoneType"):
+        nothing(torch.ones(2, 2))
+    with pytest.raises(TypeError, match="save its state_dict"):
+        pickle.dumps(parallelize_module(nn.Identity(), mesh, one))
 
 
 def test_wrong_outputs(ranks: Pool) -> None:
