@@ -86,7 +86,7 @@ def moved(x: Tensor, mesh: DeviceMesh, layout: Placement, wanted: Placement) -> 
 
 
 def _moved_simply(x: Tensor, mesh: DeviceMesh, layout: Placement, wanted: Placement) -> Tensor | None:
-    """Return this rank's part in the wanted layout, without gradients. None if a part is empty or not one even block."""
+    """Return this rank's part in the wanted layout, without gradients: None if a part is empty or not an even block."""
     if isinstance(wanted, Replicate) and _is_in(layout, x):
         return all_gather(x, dim_of(layout, x.dim()), group_name(mesh))
     if not _is_in(wanted, x) or x.shape[dim := dim_of(wanted, x.dim())] % mesh.size() or x.numel() == 0:
