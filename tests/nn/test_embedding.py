@@ -17,6 +17,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from symm_overlap import nn as ours
 from symm_overlap.nn.embedding import EmbeddingLayout
 from tests.nn.reference import EXACT, TORCH, full, local_of, mesh_of, part, same_gradients, values, weighted
+from tests.quick import one_in
 from tests.ranks import Pool, Rank
 
 WIDTH, LENGTH = 8, 4
@@ -208,7 +209,7 @@ def test_a_compiled_model_under_fsdp2_on_a_mesh_of_two_dimensions(fresh_ranks: C
     fresh_ranks(4).run(4, under_fsdp)
 
 
+@pytest.mark.parametrize("wanted", one_in(2, [Shard(1), Replicate()]), ids=str)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_a_whole_model_trains_and_is_exported(ranks: Pool, compiled: bool) -> None:
-    for wanted in (Replicate(), Shard(1)):
-        ranks.run(2, trains, wanted, compiled)
+def test_a_whole_model_trains_and_is_exported(ranks: Pool, compiled: bool, wanted: Placement) -> None:
+    ranks.run(2, trains, wanted, compiled)

@@ -14,6 +14,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 from symm_overlap import nn as ours
 from tests.nn.reference import EXACT, equals_whole, local_of, mesh_of, values, weighted
+from tests.quick import one_in
 from tests.ranks import Pool, Rank
 
 WIDTH = 8
@@ -106,10 +107,10 @@ def branches(me: Rank, layout: Placement, compiled: bool) -> None:
         assert sum("reduce_scatter" in name or "all_reduce" in name for name in names) == 1, names
 
 
+@pytest.mark.parametrize("layout", one_in(2, [Shard(1), Replicate()]), ids=str)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_branches_are_added_and_reduced_once(ranks: Pool, compiled: bool) -> None:
-    for layout in (Shard(1), Replicate()):
-        ranks.run(2, branches, layout, compiled)
+def test_branches_are_added_and_reduced_once(ranks: Pool, compiled: bool, layout: Placement) -> None:
+    ranks.run(2, branches, layout, compiled)
 
 
 def exchanged(me: Rank, x: Tensor) -> None:
