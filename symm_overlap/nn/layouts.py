@@ -75,7 +75,7 @@ def moved(x: Tensor, mesh: DeviceMesh, layout: Placement, wanted: Placement) -> 
     code is left to DTensor, for whose collectives the compiler pass has patterns.
     """
     if torch.compiler.is_exporting() or not compiling():
-        if is_sum(layout, x.dtype):
+        if _is_sum(layout, x.dtype):
             total, layout = summed(x, mesh, wanted)
             return total if same(layout, wanted, x.dim()) else moved(total, mesh, layout, wanted)
         simple = None if torch.is_grad_enabled() else _moved_simply(x, mesh, layout, wanted)
@@ -97,7 +97,7 @@ def _moved_simply(x: Tensor, mesh: DeviceMesh, layout: Placement, wanted: Placem
     return torch.cat(all_to_all(parts, group_name(mesh)), dim_of(layout, x.dim())) if _is_in(layout, x) else None
 
 
-def is_sum(layout: Placement, dtype: torch.dtype) -> bool:
+def _is_sum(layout: Placement, dtype: torch.dtype) -> bool:
     """True if a tensor is the sum of all ranks' parts, and the ops reduce its dtype."""
     return type(layout) is Partial and layout.reduce_op == "sum" and dtype in REDUCED
 

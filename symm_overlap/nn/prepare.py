@@ -146,7 +146,7 @@ class PrepareModuleInputOutput(parallel.PrepareModuleInputOutput):
             desired_output_layouts, use_local_output: as in torch's style.
 
     Raises:
-        ValueError, TypeError: see `PrepareModuleInput`.
+        ValueError, TypeError: see `PrepareModuleInput` and `PrepareModuleOutput`.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ class Run:
     """One run of a program, with plain FSDP2 or with ours."""
 
     def __init__(self, me: Rank, seed: int, mesh: DeviceMesh, ours: bool) -> None:
-        self.me, self.ours, self.record = me, ours, Record()
+        self.me, self.record = me, Record()
         self.draw = draw = random.Random(seed)
         self.model = sharded(draw, seed, mesh)
         self.states = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
